@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flyt: the GPU of the host, for processes that have none.
+
+``import flyt as cudart`` replaces ``from cuda.bindings import runtime as cudart``: the same names,
+enum types, argument order and tuple returns, executed by ``flyt-backend`` on the GPU's host.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cuda.bindings import runtime as _cudart
+
+from flyt._version import __version__
+from flyt.errors import (
+    AddressTaken,
+    CommandTimeout,
+    ConfigurationError,
+    DeviceError,
+    FlytError,
+    HandshakeError,
+    ProtocolError,
+    RegionError,
+    RegionFull,
+    SessionLost,
+)
+from flyt.frontend.current import connect
+from flyt.frontend.inflight import InflightCommand
+from flyt.frontend.pinned import pinned_empty
+from flyt.frontend.runtime_api import (
+    cudaDeviceSynchronize,
+    cudaDriverGetVersion,
+    cudaFree,
+    cudaFreeHost,
+    cudaGetDevice,
+    cudaGetDeviceCount,
+    cudaGetErrorName,
+    cudaGetErrorString,
+    cudaGetLastError,
+    cudaHostAlloc,
+    cudaHostGetDevicePointer,
+    cudaHostGetFlags,
+    cudaMalloc,
+    cudaMallocHost,
+    cudaMemcpy,
+    cudaMemGetInfo,
+    cudaMemset,
+    cudaPeekAtLastError,
+    cudaPointerGetAttributes,
+    cudaRuntimeGetVersion,
+    cudaSetDevice,
+)
+from flyt.frontend.session import Session
+from flyt.frontend.state import inflight, last_failure, statistics
+from flyt.frontend.statistics import FlytWarning
+
+__all__ = [
+    "AddressTaken",
+    "CommandTimeout",
+    "ConfigurationError",
+    "DeviceError",
+    "FlytError",
+    "FlytWarning",
+    "HandshakeError",
+    "InflightCommand",
+    "ProtocolError",
+    "RegionError",
+    "RegionFull",
+    "Session",
+    "SessionLost",
+    "__version__",
+    "connect",
+    "cudaDeviceSynchronize",
+    "cudaDriverGetVersion",
+    "cudaFree",
+    "cudaFreeHost",
+    "cudaGetDevice",
+    "cudaGetDeviceCount",
+    "cudaGetErrorName",
+    "cudaGetErrorString",
+    "cudaGetLastError",
+    "cudaHostAlloc",
+    "cudaHostGetDevicePointer",
+    "cudaHostGetFlags",
+    "cudaMalloc",
+    "cudaMallocHost",
+    "cudaMemGetInfo",
+    "cudaMemcpy",
+    "cudaMemset",
+    "cudaPeekAtLastError",
+    "cudaPointerGetAttributes",
+    "cudaRuntimeGetVersion",
+    "cudaSetDevice",
+    "inflight",
+    "last_failure",
+    "pinned_empty",
+    "statistics",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """CUDA's own enums, structs and constants, under their own names; never its functions."""
+    found = getattr(_cudart, name, None) if name.startswith("cuda") else None
+    if found is None:
+        raise AttributeError(f"module 'flyt' has no attribute {name!r}")
+    if isinstance(found, (type, int)):
+        return found
+    raise AttributeError(f"flyt does not offer {name} yet; see the table in its README")

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The devices a worker can drive, by the name given to ``--device``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flyt.backend.devices import cupy, emulated, emulated_options
+from flyt.backend.devices.base import Device
+from flyt.errors import ConfigurationError
+
+__all__ = ["KINDS", "open_devices", "versions"]
+
+KINDS = ("auto", "cupy", "emulated")
+
+
+def open_devices(kind: str, options: str = "") -> list[Device]:
+    """Opens all devices of a kind; their index is their ordinal. The caller closes each.
+
+    Parameters
+    ----------
+    kind : {"auto", "cupy", "emulated"}
+        ``"auto"`` is ``"cupy"``; nothing is emulated in silence.
+    options : str
+        For the emulated device: see `flyt.backend.devices.emulated_options.parse`.
+
+    Raises
+    ------
+    ConfigurationError
+        The kind or an option is unknown, or there is no GPU, no driver or no CuPy.
+    """
+    if kind not in KINDS:
+        raise ConfigurationError(f"no device kind {kind!r}; there are {', '.join(KINDS)}")
+    if kind == "emulated":
+        return emulated.open_emulated(emulated_options.parse(options))
+    if options:
+        raise ConfigurationError(
+            f"device {kind!r} takes no options, but got {options!r}; only 'emulated' does"
+        )
+    return cupy.open_cupy()
+
+
+def versions(devices: Sequence[Device]) -> tuple[int, int]:
+    """Versions of the CUDA runtime and the driver under open devices, such as 13000 for 13.0."""
+    if devices and devices[0].snapshot().kind == "cupy":
+        return cupy.runtime_version(), cupy.driver_version()
+    return emulated.RUNTIME_VERSION, emulated.DRIVER_VERSION

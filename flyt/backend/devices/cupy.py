@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`CupyDevice`: a real GPU, driven through CuPy's binding of the CUDA runtime.
+
+CuPy serves as the binding alone: none of its memory pools, streams or arrays are used. All
+threads of the process share the primary context of each GPU.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import importlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from flyt.backend.devices import codes
+from flyt.backend.devices.base import Device, DeviceSnapshot, Handle, Notification
+from flyt.backend.devices.cupy_waiter import Waiter
+from flyt.errors import ConfigurationError, DeviceError
+
+CLOSE_LIMIT = 5.0
+"""Seconds that close() waits for the waiters; a kernel may run on for hours."""
+
+STOCK_LIMIT = 64
+"""Idle events kept for notifications: more are outstanding only in a burst."""
+
+# Values of CUDA's header driver_types.h.
+_HOST_REGISTER_PORTABLE_MAPPED = 1 | 2
+_MEMCPY_DEFAULT = 4
+_EVENT_BLOCKING_NO_TIMING = 1 | 2
+_MEM_ALLOCATION_TYPE_PINNED = 1
+_MEM_HANDLE_TYPE_NONE = 0
+_MEM_LOCATION_TYPE_DEVICE = 1
+
+_log = logging.getLogger(__name__)
+_thread = threading.local()  # .ordinal: the device that is current in this thread
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _cuda(
+    method: Callable[Concatenate[CupyDevice, P], R],
+) -> Callable[Concatenate[CupyDevice, P], R]:
+    """The one place that makes a device current in a thread and CuPy's errors our own."""
+
+    @functools.wraps(method)
+    def call(self: CupyDevice, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            if getattr(_thread, "ordinal", None) != self.ordinal:
+                self.runtime.setDevice(self.ordinal)
+                _thread.ordinal = self.ordinal
+            return method(self, *args, **kwargs)
+        except self.runtime.CUDARuntimeError as exc:
+            raise DeviceError(int(exc.status), f"{method.__name__}: {exc}") from exc
+        except OverflowError as exc:  # CuPy takes addresses below 2**63, sizes below 2**64
+            raise DeviceError(codes.INVALID_VALUE, f"{method.__name__}: {exc}") from exc
+
+    return call
+
+
+class CupyDevice(Device):
+    """One GPU.
+
+    Parameters
+    ----------
+    runtime : module
+        ``cupy.cuda.runtime``.
+    ordinal : int
+
+    Notes
+    -----
+    CUDA checks a copy against the memory that a pool has mapped, which is more than the block:
+    exact bounds are for the session to check.
+    """
+
+    def __init__(self, runtime: Any, ordinal: int) -> None:
+        self.runtime = runtime
+        self.ordinal = ordinal
+        self._lock = threading.Lock()
+        self._waiters: dict[int, Waiter] = {}  # by stream, until that is destroyed
+        self._leaving: set[Waiter] = set()  # of destroyed streams with work left
+        self._stock: collections.deque[int] = collections.deque()  # idle events for notify()
+        self._snapshot = self._describe()
+
+    def snapshot(self) -> DeviceSnapshot:
+        return self._snapshot
+
+    @_cuda
+    def memory(self) -> tuple[int, int]:
+        free, total = self.runtime.memGetInfo()
+        return int(free), int(total)
+
+    # --- memory ---
+
+    @_cuda
+    def create_pool(self) -> int:
+        properties = self.runtime.MemPoolProps(
+            _MEM_ALLOCATION_TYPE_PINNED,
+            _MEM_HANDLE_TYPE_NONE,
+            _MEM_LOCATION_TYPE_DEVICE,
+            self.ordinal,
+        )
+        return int(self.runtime.memPoolCreate(properties))
+
+    @_cuda
+    def destroy_pool(self, pool: Handle) -> None:
+        self.runtime.memPoolDestroy(pool)
+
+    @_cuda
+    def allocate(self, size: int, pool: Handle, stream: Handle) -> int:
+        return int(self.runtime.mallocFromPoolAsync(size, pool, stream))
+
+    @_cuda
+    def free(self, address: int, stream: Handle) -> None:
+        self.runtime.freeAsync(address, stream)
+
+    @_cuda
+    def register(self, address: int, size: int) -> None:
+        self.runtime.hostRegister(address, size, _HOST_REGISTER_PORTABLE_MAPPED)
+
+    @_cuda
+    def unregister(self, address: int) -> None:
+        self.runtime.hostUnregister(address)
+
+    # --- streams and events ---
+
+    @_cuda
+    def create_stream(self, flags: int = 1, priority: int = 0) -> int:
+        stream = int(self.runtime.streamCreateWithPriority(flags, priority))
+        with self._lock:
+            self._waiters[stream] = Waiter(self._wait, self._ended)
+        return stream
+
+    @_cuda
+    def destroy_stream(self, stream: Handle) -> None:
+        with self._lock:
+            waiter = self._waiters.pop(stream, None)
+            if waiter is None:
+                raise DeviceError(codes.INVALID_RESOURCE_HANDLE, "destroy_stream: no such stream")
+            self._leaving.add(waiter)
+        waiter.finish()
+        self.runtime.streamDestroy(stream)
+
+    @_cuda
+    def create_event(self, flags: int = 2) -> int:
+        return int(self.runtime.eventCreateWithFlags(flags))
+
+    @_cuda
+    def destroy_event(self, event: Handle) -> None:
+        self.runtime.eventDestroy(event)
+
+    @_cuda
+    def record(self, event: Handle, stream: Handle) -> None:
+        self.runtime.eventRecord(event, stream)
+
+    @_cuda
+    def query(self, event: Handle) -> bool:
+        code = int(self.runtime.eventQuery(event))  # a code, not an exception
+        if code not in (codes.SUCCESS, codes.NOT_READY):
+            raise DeviceError(code, "query")
+        return code == codes.SUCCESS
+
+    @_cuda
+    def wait_event(self, stream: Handle, event: Handle) -> None:
+        self.runtime.streamWaitEvent(stream, event)
+
+    @_cuda
+    def elapsed(self, start: Handle, end: Handle) -> float:
+        return float(self.runtime.eventElapsedTime(start, end))
+
+    @_cuda
+    def notify(self, stream: Handle, call: Notification) -> None:
+        with self._lock:
+            waiter = self._waiters.get(stream)
+            event = self._stock.popleft() if self._stock else 0
+        if waiter is None:
+            raise DeviceError(codes.INVALID_RESOURCE_HANDLE, "notify: no such stream")
+        event = event or int(self.runtime.eventCreateWithFlags(_EVENT_BLOCKING_NO_TIMING))
+        waiter.put(lambda: self.runtime.eventRecord(event, stream), event, call)
+
+    # --- work ---
+
+    @_cuda
+    def copy(self, destination: int, source: int, size: int, stream: Handle) -> None:
+        self.runtime.memcpyAsync(destination, source, size, _MEMCPY_DEFAULT, stream)
+
+    @_cuda
+    def fill(self, address: int, value: int, size: int, stream: Handle) -> None:
+        self.runtime.memsetAsync(address, value, size, stream)
+
+    def close(self) -> None:
+        deadline = time.monotonic() + CLOSE_LIMIT
+        with self._lock:
+            streams, waiters = list(self._waiters), [*self._waiters.values(), *self._leaving]
+            self._leaving.update(self._waiters.values())
+            self._waiters.clear()
+        for waiter in waiters:
+            waiter.finish()
+        late = [waiter for waiter in waiters if not waiter.join(deadline)]
+        if late:
+            _log.warning("device %d: work on %d streams outlives it", self.ordinal, len(late))
+        with self._lock:
+            events, self._stock = list(self._stock), collections.deque()
+        try:
+            self._discard(streams, events)
+        except DeviceError as exc:  # a broken context has lost them already
+            _log.debug("device %d: %s", self.ordinal, exc)
+
+    # --- inside ---
+
+    @_cuda
+    def _describe(self) -> DeviceSnapshot:
+        properties = self.runtime.getDeviceProperties(self.ordinal)
+        name, memory = properties["name"].decode(), int(properties["totalGlobalMem"])
+        return DeviceSnapshot(name, memory, "cupy", _attributes(self.runtime, self.ordinal))
+
+    @_cuda
+    def _discard(self, streams: list[int], events: list[int]) -> None:
+        for stream in streams:
+            self.runtime.streamDestroy(stream)
+        for event in events:
+            self.runtime.eventDestroy(event)
+
+    def _wait(self, event: int) -> int:
+        """On a waiter's thread: waits, the GIL released, for as long as the work takes."""
+        try:
+            self._synchronize(event)
+        except DeviceError as exc:
+            return exc.code  # the event is not used again: its context may be broken
+        return codes.SUCCESS
+
+    @_cuda
+    def _synchronize(self, event: int) -> None:
+        self.runtime.eventSynchronize(event)
+        with self._lock:
+            if len(self._stock) < STOCK_LIMIT:
+                self._stock.append(event)
+                return
+        self.runtime.eventDestroy(event)
+
+    def _ended(self, waiter: Waiter) -> None:
+        with self._lock:
+            self._leaving.discard(waiter)
+
+
+def open_cupy() -> list[Device]:
+    """All GPUs that CUDA_VISIBLE_DEVICES shows; ConfigurationError if there is none."""
+    runtime = _runtime()
+    try:
+        devices: list[Device] = [CupyDevice(runtime, n) for n in range(runtime.getDeviceCount())]
+    except (DeviceError, runtime.CUDARuntimeError) as exc:
+        raise ConfigurationError(
+            f"no usable GPU ({exc}); check the driver with nvidia-smi, or use --device emulated"
+        ) from exc
+    if not devices:
+        raise ConfigurationError("the driver shows no GPU; to try without, use --device emulated")
+    return devices
+
+
+def runtime_version() -> int:
+    """Of the runtime that CuPy carries."""
+    return int(_runtime().runtimeGetVersion())
+
+
+def driver_version() -> int:
+    """The newest CUDA that the installed driver can serve."""
+    return int(_runtime().driverGetVersion())
+
+
+def _runtime() -> Any:
+    """Imported only when asked for: CuPy takes a second, and most machines lack it."""
+    try:
+        return importlib.import_module("cupy").cuda.runtime
+    except ImportError as exc:
+        reason = str(exc).strip().partition("\n")[0]
+        raise ConfigurationError(
+            f"CuPy can't be imported ({reason}): install flyt[gpu], or use --device emulated"
+        ) from exc
+
+
+def _attributes(runtime: Any, ordinal: int) -> dict[str, int]:
+    """Every attribute that CUDA's header names and this driver knows."""
+    # Imported here: a machine without a GPU has no use for it.
+    from cuda.bindings.runtime import cudaDeviceAttr
+
+    values = {}
+    for attribute in cudaDeviceAttr:
+        name = attribute.name.removeprefix("cudaDevAttr")
+        if name.startswith("Reserved"):
+            continue
+        try:
+            values[name] = int(runtime.deviceGetAttribute(int(attribute), ordinal))
+        except runtime.CUDARuntimeError:
+            continue  # newer than the driver
+    return values

@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`EmulatedDevice`: the embedded device for machines without a GPU, with CUDA's semantics.
+
+Pointers, sizes and handles are checked at the call; bytes move later, in the order of the stream
+and on its thread. A copy made slow by options moves its bytes at the end of its time, so that
+whoever reuses a source or reads a destination too early is found out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import time
+
+from flyt.backend.devices import codes, emulated_memory
+from flyt.backend.devices.base import Device, DeviceSnapshot, Handle, Notification
+from flyt.backend.devices.emulated_context import Context
+from flyt.backend.devices.emulated_memory import Dying, Memory, Pool
+from flyt.backend.devices.emulated_options import EmulatedOptions
+from flyt.backend.devices.emulated_stream import Event, Record, Stream
+from flyt.errors import DeviceError
+
+RUNTIME_VERSION = 13000
+DRIVER_VERSION = 13000
+
+CLOSE_PATIENCE = 3.0
+"""Seconds that close() gives to work on streams before it drops what has not begun."""
+
+CLOSE_LIMIT = 5.0
+"""Seconds after which close() returns, whatever still runs."""
+
+_DISABLE_TIMING = 2
+_EVENT_FLAGS = frozenset({0, 1, 2, 3})  # BlockingSync and DisableTiming
+_STREAM_FLAGS = frozenset({0, 1})  # default and NonBlocking
+
+_log = logging.getLogger(__name__)
+
+ATTRIBUTES = {
+    "MaxThreadsPerBlock": 1024,
+    "MaxBlockDimX": 1024,
+    "MaxBlockDimY": 1024,
+    "MaxBlockDimZ": 64,
+    "MaxGridDimX": 2**31 - 1,
+    "MaxGridDimY": 65535,
+    "MaxGridDimZ": 65535,
+    "MaxSharedMemoryPerBlock": 49152,
+    "TotalConstantMemory": 65536,
+    "WarpSize": 32,
+    "MaxPitch": 2**31 - 1,
+    "MaxRegistersPerBlock": 65536,
+    "ClockRate": 1_000_000,
+    "TextureAlignment": 512,
+    "GpuOverlap": 1,
+    "MultiProcessorCount": 1,
+    "KernelExecTimeout": 0,
+    "Integrated": 0,
+    "CanMapHostMemory": 1,
+    "ComputeMode": 0,
+    "ConcurrentKernels": 0,
+    "EccEnabled": 0,
+    "PciBusId": 0,
+    "PciDomainId": 0,
+    "TccDriver": 0,
+    "MaxThreadsPerMultiProcessor": 2048,
+    "AsyncEngineCount": 2,
+    "UnifiedAddressing": 1,
+    "ComputeCapabilityMajor": 9,
+    "ComputeCapabilityMinor": 0,
+    "StreamPrioritiesSupported": 0,
+    "ManagedMemory": 0,
+    "IsMultiGpuBoard": 0,
+    "PageableMemoryAccess": 0,
+    "ConcurrentManagedAccess": 0,
+    "CanUseHostPointerForRegisteredMem": 1,
+    "CooperativeLaunch": 0,
+    "HostRegisterSupported": 1,
+    "MemoryPoolsSupported": 1,
+    "IpcEventSupport": 0,
+}
+"""What the device claims, by the names of ``cudaDeviceAttr``: it copies, it runs no kernels."""
+
+
+class EmulatedDevice(Device):
+    """One emulated GPU.
+
+    Parameters
+    ----------
+    context : Context
+        Shared by the devices of a process: a copy may go from one to another, and a sticky error
+        ends them all.
+    ordinal : int
+
+    Notes
+    -----
+    `unregister` waits for all work of all devices of the context, as CUDA does (measured); that
+    work alone bounds the wait.
+    """
+
+    def __init__(self, context: Context, ordinal: int) -> None:
+        self.ordinal = ordinal
+        self._context = context
+        size = context.options.memory
+        self._memory = Memory(emulated_memory.map_arena(size, ordinal), size)
+        self._streams: set[Stream] = set()
+        self._closed = False
+        with context.lock:
+            context.memories.append(self._memory)
+            context.streams.append(self._streams)
+
+    def snapshot(self) -> DeviceSnapshot:
+        attributes = {**ATTRIBUTES, "PciDeviceId": self.ordinal}
+        return DeviceSnapshot("Flyt emulated device", self._memory.size, "emulated", attributes)
+
+    def memory(self) -> tuple[int, int]:
+        self._enter("memory")
+        return self._memory.free, self._memory.size
+
+    # --- memory ---
+
+    def create_pool(self) -> Pool:
+        self._enter("create_pool")
+        return Pool(self)
+
+    def destroy_pool(self, pool: Handle) -> None:
+        self._enter("destroy_pool")
+        with self._context.lock:
+            for address in list(self._pool(pool).blocks):
+                self._memory.reclaim(self._memory.forget(address))
+            pool.destroyed = True
+
+    def allocate(self, size: int, pool: Handle, stream: Handle) -> int:
+        failure = self._enter("allocate")
+        with self._context.lock:
+            queue = self._stream(stream)
+            if failure:
+                queue.start().put_work(_nothing, failure)
+            return self._memory.allocate(size, self._pool(pool), queue.dying)
+
+    def free(self, address: int, stream: Handle) -> None:
+        failure = self._enter("free")
+        with self._context.lock:
+            queue = self._stream(stream).start()
+            block = self._memory.forget(address)
+            queue.dying.append(block)
+            if failure:
+                queue.put_work(_nothing, failure)
+            queue.put(lambda: self._reclaim(block, queue))
+
+    def register(self, address: int, size: int) -> None:
+        self._enter("register")
+        with self._context.lock:
+            self._context.register(address, size)
+
+    def unregister(self, address: int) -> None:
+        self._enter("unregister")
+        with self._context.lock:
+            work = self._others_work("unregister")
+            self._context.unregister(address)
+        self._context.wait(work)
+
+    # --- streams and events ---
+
+    def create_stream(self, flags: int = 1, priority: int = 0) -> Stream:  # noqa: ARG002
+        """A stream; its priority means nothing, as there are no kernels to prefer."""
+        self._enter("create_stream")
+        if flags not in _STREAM_FLAGS:
+            raise DeviceError(codes.INVALID_VALUE, f"create a stream with flags {flags}")
+        stream = Stream(self._context, self, self._ended)
+        with self._context.lock:
+            self._streams.add(stream)
+        return stream
+
+    def destroy_stream(self, stream: Handle) -> None:
+        self._enter("destroy_stream")
+        with self._context.lock:
+            self._stream(stream).finish()
+
+    def create_event(self, flags: int = 2) -> Event:
+        self._enter("create_event")
+        if flags not in _EVENT_FLAGS:
+            raise DeviceError(codes.INVALID_VALUE, f"create an event with flags {flags}")
+        return Event(self, timed=not flags & _DISABLE_TIMING)
+
+    def destroy_event(self, event: Handle) -> None:
+        self._enter("destroy_event")
+        self._event(event).destroyed = True
+
+    def record(self, event: Handle, stream: Handle) -> None:
+        failure = self._enter("record")
+        with self._context.lock:
+            target = self._own_event(event)
+            queue = self._stream(stream).start()
+            record = Record()
+            if failure:
+                queue.put_work(_nothing, failure)
+            queue.put(record.reach)
+            target.record = record
+
+    def query(self, event: Handle) -> bool:
+        self._enter("query")
+        record = self._event(event).record
+        return record is None or record.done
+
+    def wait_event(self, stream: Handle, event: Handle) -> None:
+        failure = self._enter("wait_event")
+        with self._context.lock:
+            record = self._event(event).record
+            queue = self._stream(stream).start()
+            if failure:
+                queue.put_work(_nothing, failure)
+            if record is not None:
+                queue.put_wait(record)
+
+    def elapsed(self, start: Handle, end: Handle) -> float:
+        self._enter("elapsed")
+        records = []
+        for event in (self._own_event(start), self._own_event(end)):
+            if event.record is None or not event.timed:
+                raise DeviceError(
+                    codes.INVALID_RESOURCE_HANDLE, "elapsed: an event has no record or no timing"
+                )
+            records.append(event.record)
+        if not all(record.done for record in records):
+            raise DeviceError(codes.NOT_READY, "elapsed: an event is not reached yet")
+        return (records[1].reached - records[0].reached) * 1000.0
+
+    def notify(self, stream: Handle, call: Notification) -> None:
+        self._enter("notify")
+        with self._context.lock:
+            self._stream(stream).start().put_notification(call)
+
+    # --- work ---
+
+    def copy(self, destination: int, source: int, size: int, stream: Handle) -> None:
+        failure = self._enter("copy")
+        with self._context.lock:
+            queue = self._stream(stream)
+            if size:
+                self._context.check(destination, size, "copy to")
+                self._context.check(source, size, "copy from")
+                queue.start()
+                queue.put_work(lambda: self._move(destination, source, size, queue), failure)
+
+    def fill(self, address: int, value: int, size: int, stream: Handle) -> None:
+        failure = self._enter("fill")
+        with self._context.lock:
+            queue = self._stream(stream)
+            if size:
+                self._context.check(address, size, "fill")
+                queue.start().put_work(lambda: _fill(address, value, size), failure)
+
+    def close(self) -> None:
+        context = self._context
+        started = time.monotonic()
+        with context.lock:
+            if self._closed:
+                return
+            self._others_work("close")
+            self._closed = True
+            streams = list(self._streams)
+            for stream in streams:
+                if not stream.destroyed:
+                    stream.finish()
+        for stream in streams:
+            stream.hurry()
+        if not _join(streams, started + CLOSE_PATIENCE):
+            for stream in streams:
+                stream.hurry(abandon=True)
+        ended = _join(streams, started + CLOSE_LIMIT)
+        with context.lock:
+            context.memories.remove(self._memory)
+            work = context.outstanding()  # of other devices, which may use this one's memory
+        left = max(0.0, started + CLOSE_LIMIT - time.monotonic())
+        if context.wait(work, left) and ended:
+            emulated_memory.unmap(self._memory.base, self._memory.size)
+        else:  # a copy still runs: to unmap its memory would be a segmentation fault
+            _log.warning("emulated device %d: a copy outlives close()", self.ordinal)
+
+    # --- inside ---
+
+    def _enter(self, operation: str) -> int:
+        if self._closed:
+            raise DeviceError(codes.CONTEXT_IS_DESTROYED, f"{operation}: the device is closed")
+        return self._context.enter(operation)
+
+    def _others_work(self, operation: str) -> list[tuple[Stream, int]]:
+        work = self._context.outstanding()
+        if any(stream.is_current for stream, _ in work):
+            raise DeviceError(
+                codes.NOT_PERMITTED, f"{operation}: called by a notification, it waits for itself"
+            )
+        return work
+
+    def _pool(self, handle: Handle) -> Pool:
+        if not isinstance(handle, Pool) or handle.owner is not self or handle.destroyed:
+            raise DeviceError(codes.INVALID_VALUE, "no memory pool of this device")
+        return handle
+
+    def _stream(self, handle: Handle) -> Stream:
+        if not isinstance(handle, Stream) or handle.owner is not self or handle.destroyed:
+            raise DeviceError(codes.INVALID_RESOURCE_HANDLE, "no stream of this device")
+        return handle
+
+    def _event(self, handle: Handle) -> Event:
+        if not isinstance(handle, Event) or handle.destroyed:
+            raise DeviceError(codes.INVALID_RESOURCE_HANDLE, "no event")
+        return handle
+
+    def _own_event(self, handle: Handle) -> Event:
+        if self._event(handle).owner is not self:
+            raise DeviceError(codes.INVALID_RESOURCE_HANDLE, "an event of another device")
+        return self._event(handle)
+
+    def _ended(self, stream: Stream) -> None:
+        with self._context.lock:
+            self._streams.discard(stream)
+
+    def _reclaim(self, block: Dying, queue: Stream) -> None:
+        with self._context.lock:
+            queue.dying.remove(block)
+            self._memory.reclaim(block)
+
+    def _move(self, destination: int, source: int, size: int, queue: Stream) -> None:
+        options = self._context.options
+        queue.pause(options.latency + size / options.bandwidth)
+        ctypes.memmove(destination, source, size)  # ctypes releases the GIL
+
+
+def _join(streams: list[Stream], deadline: float) -> bool:
+    """Waits for each of them, not just up to the first that is late."""
+    ended = [stream.join(deadline) for stream in streams]
+    return all(ended)
+
+
+def _fill(address: int, value: int, size: int) -> None:
+    ctypes.memset(address, value & 0xFF, size)
+
+
+def _nothing() -> None:
+    """The work of a call that is made to fail: it is never done."""
+
+
+def open_emulated(options: EmulatedOptions) -> list[Device]:
+    """All emulated devices of one context; the caller closes each."""
+    context = Context(options)
+    devices: list[Device] = []
+    try:
+        for ordinal in range(options.devices):
+            devices.append(EmulatedDevice(context, ordinal))
+    except BaseException:
+        for device in devices:
+            device.close()
+        raise
+    return devices

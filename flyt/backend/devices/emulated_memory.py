@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory of an emulated device: an address range of its own and a first-fit allocator.
+
+Freed blocks keep their bytes, as a GPU's do, and bounds are exact: a block ends at the byte that
+was asked for, although the next one starts at a multiple of 512.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import dataclasses
+import mmap
+import os
+
+from flyt.backend.devices import codes
+from flyt.errors import ConfigurationError, DeviceError
+
+BASE = 0x2000_0000_0000
+"""Above every window (those lie from 0x1000_0000_0000), below what Linux gives to processes."""
+
+SPACING = 1 << 40
+SLOTS = 128
+"""Places that are tried for an arena, `SPACING` apart, before the address space counts as full."""
+
+ALIGNMENT = 512
+"""What CUDA's pools align to (measured)."""
+
+# mmap flags of Linux that Python's mmap module does not name everywhere.
+_MAP_NORESERVE = 0x4000
+_MAP_FIXED_NOREPLACE = 0x10_0000
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+def map_arena(size: int, slot: int) -> int:
+    """Maps ``size`` bytes in the first free slot from ``slot`` on; returns the address."""
+    protection = mmap.PROT_READ | mmap.PROT_WRITE
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED_NOREPLACE
+    error = 0
+    for place in range(slot, SLOTS):
+        wanted = BASE + place * SPACING
+        address = _libc.mmap(wanted, size, protection, flags, -1, 0)
+        if address == wanted:
+            return wanted
+        if address == _MAP_FAILED:
+            error = ctypes.get_errno()
+        else:  # kernels before 4.17 take the address as a hint and map elsewhere
+            unmap(address, size)
+    raise ConfigurationError(
+        f"emulated device: no {size} bytes of address space from {BASE:#x} on"
+        f" ({os.strerror(error) if error else 'taken'}); try a smaller memory= option"
+    )
+
+
+def unmap(address: int, size: int) -> None:
+    _libc.munmap(address, size)
+
+
+class Pool:
+    """The blocks that one session holds (cudaMemPool_t)."""
+
+    def __init__(self, owner: object) -> None:
+        self.owner = owner
+        self.blocks: set[int] = set()
+        self.destroyed = False
+
+
+@dataclasses.dataclass(slots=True)
+class Block:
+    """``size`` bytes that somebody asked for, inside ``extent`` bytes that it occupies."""
+
+    address: int
+    size: int
+    extent: int
+    pool: Pool
+
+
+@dataclasses.dataclass(slots=True)
+class Dying:
+    """A block that was freed on a stream which has not got there yet."""
+
+    address: int
+    extent: int
+    reused: bool = False
+    """The same stream has allocated it again: its order makes that safe, as in CUDA's pools."""
+
+
+class Memory:
+    """The allocator of one device. Not thread-safe: the caller holds the context's lock.
+
+    Parameters
+    ----------
+    base : int
+        Address of the arena.
+    size : int
+        Its bytes.
+    """
+
+    def __init__(self, base: int, size: int) -> None:
+        self.base = base
+        self.size = size
+        self.free = size
+        self._blocks: dict[int, Block] = {}
+        self._starts: list[int] = []  # sorted addresses of the blocks
+        self._holes: list[tuple[int, int]] = [(base, size)]  # sorted, never adjacent
+
+    def __contains__(self, address: int) -> bool:
+        return self.base <= address < self.base + self.size
+
+    def overlaps(self, address: int, size: int) -> bool:
+        return address < self.base + self.size and self.base < address + size
+
+    def covers(self, address: int, size: int) -> bool:
+        """Whether these bytes lie in one block."""
+        index = bisect.bisect_right(self._starts, address) - 1
+        if index < 0:
+            return False
+        block = self._blocks[self._starts[index]]
+        return address + size <= block.address + block.size
+
+    def allocate(self, size: int, pool: Pool, dying: list[Dying]) -> int:
+        """First fit. Memory short, blocks ``dying`` on the same stream are taken as a whole."""
+        if size <= 0:
+            raise DeviceError(codes.INVALID_VALUE, f"allocate {size} bytes")
+        need = -(-size // ALIGNMENT) * ALIGNMENT
+        for index, (start, length) in enumerate(self._holes):
+            if length >= need:
+                rest = [(start + need, length - need)] if length > need else []
+                self._holes[index : index + 1] = rest
+                self.free -= need
+                return self._add(Block(start, size, need, pool))
+        for block in dying:
+            if block.extent >= need and not block.reused:
+                block.reused = True
+                return self._add(Block(block.address, size, block.extent, pool))
+        raise DeviceError(
+            codes.MEMORY_ALLOCATION, f"allocate {size} bytes, {self.free} of {self.size} are free"
+        )
+
+    def forget(self, address: int) -> Dying:
+        """Takes a block from its owner; its bytes stay occupied until `reclaim`."""
+        block = self._blocks.pop(address, None)
+        if block is None:
+            raise DeviceError(codes.INVALID_VALUE, f"free {address:#x}, where no block starts")
+        del self._starts[bisect.bisect_left(self._starts, address)]
+        block.pool.blocks.discard(address)
+        return Dying(address, block.extent)
+
+    def reclaim(self, block: Dying) -> None:
+        """The bytes may serve anyone again; adjacent holes become one."""
+        if block.reused:
+            return
+        start, end = block.address, block.address + block.extent
+        self.free += block.extent
+        index = bisect.bisect_left(self._holes, (start, 0))
+        first = last = index
+        if index < len(self._holes) and self._holes[index][0] == end:
+            end += self._holes[index][1]
+            last = index + 1
+        if index > 0 and sum(self._holes[index - 1]) == start:
+            start = self._holes[index - 1][0]
+            first = index - 1
+        self._holes[first:last] = [(start, end - start)]
+
+    def _add(self, block: Block) -> int:
+        self._blocks[block.address] = block
+        bisect.insort(self._starts, block.address)
+        block.pool.blocks.add(block.address)
+        return block.address

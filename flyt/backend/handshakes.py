@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Handshakes`: from a stranger's HELLO to WELCOME, or to a refusal that says why."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import secrets
+import time
+from typing import Any, Protocol
+
+from flyt.backend.loop import EventLoop, Timer
+from flyt.backend.orders import Opened
+from flyt.backend.principals import Principal, principal_of
+from flyt.backend.workers import (
+    DEVICES_UNAVAILABLE,
+    START_LIMIT,
+    SessionRecord,
+    WorkerPool,
+    WorkerProcess,
+    session_address,
+)
+from flyt.errors import DeviceError, FlytError, HandshakeError, ProtocolError
+from flyt.rpc.handshake import BACKEND, Feature, Offer, foreign_version, negotiate, offer_of
+from flyt.rpc.messages import HELLOS, WELCOMES, AskStatus, Hello, Refused, StatusReport, Welcome
+from flyt.rpc.sockets import Incoming, Listener, Peer
+
+log = logging.getLogger(__name__)
+
+NO_DEVICE = 100
+"""cudaErrorNoDevice: this client and this backend will never work together."""
+
+HANDSHAKE_LIMIT = START_LIMIT + 10.0
+"""Seconds from HELLO to WELCOME; a new worker's start is in between."""
+
+MAX_SESSIONS = 1000
+"""Each is a thread, a socket and tens of descriptors in a worker."""
+
+MAX_PENDING = 256
+"""HELLOs not yet answered; anybody can send one, and each costs a socket in a worker."""
+
+MESSAGES_PER_TURN = 64
+"""One endpoint's share before the event loop looks at the others."""
+
+TEXT_LIMIT = 4096
+"""Characters that the protocol has for a reason."""
+
+
+class Terms(Protocol):
+    """What the daemon offers to every session."""
+
+    @property
+    def memory_limit(self) -> int:
+        """Bytes of device memory; 0 for no limit."""
+
+    @property
+    def session_ports(self) -> str:
+        """TCP ports of session sockets: ``*`` or ``A-B``."""
+
+    def welcome(
+        self, opened: Opened, token: bytes, snapshot: dict[str, Any], features: frozenset[Feature]
+    ) -> Welcome:
+        """The words of welcome to a session that has its socket."""
+
+    def report(self, peer: Peer) -> StatusReport | Refused:
+        """The answer to AskStatus."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Pending:
+    """A client between HELLO and WELCOME."""
+
+    hello: Hello
+    listener: Listener
+    incoming: Incoming
+    principal: Principal
+    features: frozenset[Feature]
+    limit: Timer
+    token: bytes
+    worker: WorkerProcess | None = None
+    session: int = 0
+    """0 until the worker was asked for one."""
+    retried: bool = False
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The connection."""
+        return id(self.listener), self.incoming.source
+
+    def answer(self, message: Welcome | Refused) -> bool:
+        """Whether the client is still there to hear it."""
+        return self.listener.send(self.incoming.identity, [WELCOMES.encode(message)])
+
+
+class Handshakes:
+    """All handshakes under way.
+
+    Parameters
+    ----------
+    loop : EventLoop
+    pool : WorkerPool
+    terms : Terms
+
+    Attributes
+    ----------
+    garbage : int
+        Messages that were no HELLO; they get no answer.
+    """
+
+    def __init__(self, loop: EventLoop, pool: WorkerPool, terms: Terms) -> None:
+        self._loop = loop
+        self._pool = pool
+        self._terms = terms
+        self._pending: dict[tuple[int, int], _Pending] = {}
+        self.garbage = 0
+
+    # --- what clients do ---
+
+    def serve(self, listener: Listener) -> None:
+        """Take what came in at one of the main endpoints."""
+        for _ in range(MESSAGES_PER_TURN):
+            incoming = listener.receive()
+            # Descriptors are used again: who has gone is settled before a newcomer is entered.
+            for source in listener.gone():
+                self._gone((id(listener), source))
+            if incoming is None:
+                return
+            self._arrived(listener, incoming)
+
+    def _arrived(self, listener: Listener, incoming: Incoming) -> None:
+        principal = principal_of(incoming.peer, listener.endpoint)
+        if principal is None or incoming.source < 0:
+            return  # it has gone already
+        answer: StatusReport | Refused
+        try:
+            message = _decode(incoming)
+            if not isinstance(message, AskStatus):
+                self._greet(listener, incoming, principal, message)
+                return
+            answer = self._terms.report(incoming.peer)
+        except ProtocolError as exc:
+            self.garbage += 1
+            log.debug("dropping garbage of %s: %s", principal, exc)
+            return
+        except HandshakeError as exc:
+            log.info("refusing a client of %s: %s", principal, exc)
+            answer = Refused(NO_DEVICE, str(exc))
+        except DeviceError as exc:
+            log.warning("refusing a client of %s: %s", principal, exc.detail)
+            answer = Refused(exc.code, exc.detail)
+        listener.send(incoming.identity, [WELCOMES.encode(answer)])
+
+    def _greet(
+        self, listener: Listener, incoming: Incoming, principal: Principal, hello: Hello
+    ) -> None:
+        features = negotiate(BACKEND, offer_of(hello))
+        limit = self._loop.call_later(HANDSHAKE_LIMIT, lambda: self._too_slow(pending))
+        pending = _Pending(
+            hello, listener, incoming, principal, features, limit, secrets.token_bytes(16)
+        )
+        try:
+            if pending.key in self._pending:
+                raise ProtocolError("a second HELLO before the answer to the first")
+            if len(self._pending) >= MAX_PENDING:
+                raise DeviceError(
+                    DEVICES_UNAVAILABLE,
+                    f"{MAX_PENDING} clients are waiting for this backend already; try again later",
+                )
+            if self._pool.session_count >= MAX_SESSIONS:
+                raise DeviceError(
+                    DEVICES_UNAVAILABLE,
+                    f"this backend serves {MAX_SESSIONS} sessions already; end some of them",
+                )
+            self._assign(pending)
+        except FlytError:
+            limit.cancel()
+            raise
+        self._pending[pending.key] = pending
+
+    def _assign(self, pending: _Pending) -> None:
+        worker = pending.worker = self._pool.assign(pending.principal)
+        pending.session = 0
+        if worker.snapshot is not None:
+            self._open(pending, worker)
+
+    def _open(self, pending: _Pending, worker: WorkerProcess) -> None:
+        # Never 0, and nobody can guess whose turn is next.
+        pending.session = secrets.randbelow((1 << 64) - 1) + 1
+        record = SessionRecord(
+            session=pending.session,
+            pid=pending.hello.pid,
+            program=pending.hello.program,
+            address=session_address(
+                pending.listener.endpoint, self._terms.session_ports, pending.session
+            ),
+            since=time.time(),
+        )
+        worker.open(record, pending.token, self._terms.memory_limit)
+
+    def _gone(self, key: tuple[int, int]) -> None:
+        pending = self._pending.get(key)
+        if pending is not None:
+            self._drop(pending, "the client went away before its WELCOME")
+
+    # --- what workers do ---
+
+    def worker_ready(self, worker: WorkerProcess) -> None:
+        """Open the sessions that waited for it."""
+        for pending in self._of(worker):
+            self._open(pending, worker)
+
+    def opened(self, worker: WorkerProcess, opened: Opened) -> None:
+        """Say WELCOME, or why there is none."""
+        pending = next((p for p in self._of(worker) if p.session == opened.session), None)
+        if opened.error:
+            worker.sessions.pop(opened.session, None)
+            if pending is not None:
+                self._refuse(pending, f"no socket for the session: {opened.error}")
+            return
+        if pending is None:
+            worker.end_session(opened.session, "nobody waits for this session any more")
+            return
+        self._forget(pending)
+        welcome = self._terms.welcome(
+            opened, pending.token, worker.snapshot or {}, pending.features
+        )
+        if not pending.answer(welcome):
+            worker.end_session(opened.session, "the client went away before its WELCOME")
+
+    def worker_ended(self, worker: WorkerProcess, reason: str) -> None:
+        """Whoever waited for it gets its successor; not twice, and not if it had no device."""
+        for pending in self._of(worker):
+            if worker.snapshot is None or pending.retried:
+                detail = worker.failure.detail if worker.failure is not None else reason
+                self._refuse(pending, f"the process for this session failed: {detail}")
+                continue
+            pending.retried = True
+            try:
+                self._assign(pending)
+            except DeviceError as exc:
+                self._refuse(pending, exc.detail)
+
+    def refuse_all(self, text: str) -> None:
+        """End every handshake."""
+        for pending in list(self._pending.values()):
+            self._refuse(pending, text)
+
+    # --- the end of a handshake ---
+
+    def _of(self, worker: WorkerProcess) -> list[_Pending]:
+        return [p for p in self._pending.values() if p.worker is worker]
+
+    def _too_slow(self, pending: _Pending) -> None:
+        self._refuse(pending, f"no session was ready within {HANDSHAKE_LIMIT:.0f} s; try again")
+
+    def _refuse(self, pending: _Pending, text: str) -> None:
+        log.warning("refusing a client of %s: %s", pending.principal, text)
+        self._drop(pending, "its handshake failed")
+        pending.answer(Refused(DEVICES_UNAVAILABLE, text[:TEXT_LIMIT]))
+
+    def _drop(self, pending: _Pending, reason: str) -> None:
+        self._forget(pending)
+        if pending.worker is not None and pending.session:
+            pending.worker.end_session(pending.session, reason)
+
+    def _forget(self, pending: _Pending) -> None:
+        pending.limit.cancel()
+        del self._pending[pending.key]
+
+
+def _decode(incoming: Incoming) -> Hello | AskStatus:
+    if len(incoming.frames) != 1:
+        raise ProtocolError(f"the client sent {len(incoming.frames)} frames where HELLO has one")
+    data = incoming.frames[0]
+    try:
+        message: Hello | AskStatus = HELLOS.decode(data)
+    except ProtocolError:
+        version = foreign_version(data)
+        if version is not None:
+            negotiate(BACKEND, Offer("frontend", version, frozenset()))
+        raise
+    return message

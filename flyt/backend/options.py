@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Options`: everything a user can say to ``flyt-backend``, checked once."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+
+from flyt.errors import ConfigurationError
+from flyt.rpc.endpoints import SUN_PATH_LIMIT, Endpoint, port_range
+
+DEVICES = ("auto", "cupy", "emulated")
+
+SESSION_SUFFIX = len(".0123456789abcdef")
+"""Session sockets lie beside the ipc endpoint, under its name and 16 more hex digits."""
+
+LONGEST_SECONDS = 86_400.0
+"""A day: longer heartbeats, sweeps or drains are slips of the pen."""
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``4096``, ``64K``, ``512M``, ``1G``, ``2T`` (powers of 1024; ``GiB`` is fine too).
+
+    Raises
+    ------
+    ConfigurationError
+        For anything else, and for what does not fit into 63 bits.
+    """
+    number = text.strip().upper().removesuffix("B").removesuffix("I")
+    unit = number[-1:] if number[-1:] in "KMGT" else ""
+    digits = number.removesuffix(unit)
+    if digits.isascii() and digits.isdigit() and int(digits) * _UNITS[unit] < 1 << 63:
+        return int(digits) * _UNITS[unit]
+    raise ConfigurationError(f"size {text!r} is not understood; write bytes or 64K, 512M, 2G")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Options:
+    """What the daemon does. Sizes are in bytes, times in seconds.
+
+    Attributes
+    ----------
+    region : str or None
+        Name or path of the region; None serves without one, all payloads inline.
+    size : int or None
+        None: the size of the existing region, else what fits (see `flyt.backend.served`).
+    listen : tuple of str
+        Endpoints, at least one.
+    session_ports : str
+        ``A-B`` for the sockets of TCP sessions, or ``*`` for any.
+    memory_limit : int
+        Device memory per session; 0 for no limit.
+    ready_fd, parent_fd : int or None
+        Where the ready line goes; a pidfd whose process's end is ours, too.
+    """
+
+    listen: tuple[str, ...]
+    device: str = "auto"
+    device_options: str = ""
+    region: str | None = "flyt"
+    size: int | None = None
+    page_size: int | None = None
+    session_ports: str = "*"
+    memory_limit: int = 0
+    keep_region: bool = False
+    heartbeat: float = 30.0
+    sweep: float = 5.0
+    drain: float = 5.0
+    insecure: bool = False
+    ready_fd: int | None = None
+    parent_fd: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.device not in DEVICES:
+            raise ConfigurationError(f"--device {self.device}: choose one of {', '.join(DEVICES)}")
+        if self.session_ports != "*":
+            port_range(self.session_ports)
+        if not self.listen:
+            raise ConfigurationError("--listen: at least one endpoint is needed")
+        for text in self.listen:
+            _check_listen(text, self.insecure)
+        for name, low in (("heartbeat", 0.0), ("sweep", 0.01), ("drain", 0.0)):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and low <= value <= LONGEST_SECONDS):
+                raise ConfigurationError(
+                    f"--{name} {value}: wants seconds from {low} to {LONGEST_SECONDS:.0f}"
+                )
+        for name in ("ready_fd", "parent_fd"):
+            _check_descriptor(name, getattr(self, name))
+
+    @property
+    def heartbeat_ms(self) -> int:
+        """The heartbeat as ZeroMQ and WELCOME want it; 0 means none."""
+        return math.ceil(self.heartbeat * 1000)
+
+
+def _check_listen(text: str, insecure: bool) -> None:
+    endpoint = Endpoint.parse(text)
+    if endpoint.scheme == "emulated":
+        raise ConfigurationError(f"--listen {text}: 'emulated:' is for clients; use ipc or tcp")
+    if endpoint.scheme == "ipc":
+        if not os.path.isabs(endpoint.path):
+            raise ConfigurationError(f"--listen {text}: the path must be absolute")
+        if len(os.fsencode(endpoint.path)) + SESSION_SUFFIX > SUN_PATH_LIMIT:
+            raise ConfigurationError(
+                f"--listen {text}: the path is too long: the session sockets beside it need "
+                f"{SESSION_SUFFIX} more of the {SUN_PATH_LIMIT} bytes that Linux allows"
+            )
+    elif not endpoint.is_loopback() and not insecure:
+        raise ConfigurationError(
+            f"--listen {text}: without authentication, whoever reaches this port has the GPU; "
+            "listen on 127.0.0.1 or on ipc, or say --insecure on a network that you trust"
+        )
+
+
+def _check_descriptor(name: str, descriptor: int | None) -> None:
+    if descriptor is None:
+        return
+    try:
+        os.fstat(descriptor)
+    except (OSError, OverflowError) as exc:
+        raise ConfigurationError(
+            f"--{name.replace('_', '-')} {descriptor}: no such open descriptor"
+        ) from exc

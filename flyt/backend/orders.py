@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the supervisor, its workers and its keeper say to each other, declared once.
+
+These messages never leave the host: they travel over socket pairs that the supervisor made
+(`flyt.backend.channel`). They use the same codec as the public wire, so that a worker whose
+context runs wild can't confuse the supervisor either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flyt.rpc.codec import U32, U64, Document, Frames, Runs, Text, Token, Vocabulary
+
+# --- supervisor to worker ---
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Serve one more session: bind its socket and wait for its ATTACH.
+
+    ``address`` is a whole endpoint (``ipc:///path``, ``tcp://host:*``, ``tcp://host:5000-5009``).
+    """
+
+    session: U64
+    token: Token
+    pid: U32
+    address: Text
+    peer: Text
+    """Who may connect on ipc, as "uid"; "" where anyone with the token may."""
+    memory_limit: U64
+    """Bytes of device memory this session may hold; 0 means no limit of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """Answer to `Request`: empty ``refused`` means that the frames are in the ledger now."""
+
+    session: U64
+    request: U64
+    refused: Frames
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """End this session now; the reason goes to the log."""
+
+    session: U64
+    reason: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """End all sessions and exit."""
+
+
+WORKER_ORDERS = {1: Open, 2: Granted, 3: End, 4: Leave}
+
+# --- worker to supervisor ---
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The devices work. ``snapshot`` is what WELCOME carries."""
+
+    snapshot: Document
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The devices can't be used; the worker exits. ``code`` is a cudaError_t."""
+
+    code: U32
+    text: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    session: U64
+    port: U32
+    path: Text
+    error: Text
+    """"" when the socket is bound; else why it could not be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The session asks for these frames; answered by `Granted` with the same ``request``."""
+
+    session: U64
+    request: U64
+    frames: Runs
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The session no longer uses these frames: no DMA, no mapping in use. Answered by
+    `Reclaimed` once they are FREE again."""
+
+    session: U64
+    request: U64
+    frames: Runs
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The session is over: its work is done, its memory freed, its frames out of use."""
+
+    session: U64
+    reason: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The context is gone with this sticky cudaError_t; the worker exits."""
+
+    code: U32
+    text: Text
+
+
+WORKER_WORDS = {1: Ready, 2: Failed, 3: Opened, 4: Request, 5: Returned, 6: Closed, 7: Broken}
+
+# --- supervisor to keeper and back ---
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """Write a fresh superblock and set all frames FREE and zero."""
+
+    epoch: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaim:
+    """Quarantine, zero and free these frames; answered by `Reclaimed`."""
+
+    request: U64
+    frames: Runs
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Report all frames that are OWNED; answered by `Owned`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Formatted:
+    error: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaimed:
+    """Keeper: done. Supervisor passes it on to the worker that sent `Returned`, with its
+    session and request."""
+
+    session: U64
+    request: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    frames: Frames
+    sessions: Frames
+    """Same length: the owner that the table names for each frame."""
+
+
+KEEPER_ORDERS = {1: Format, 2: Reclaim, 3: Sweep, 4: Leave}
+KEEPER_WORDS = {1: Formatted, 2: Reclaimed, 3: Owned}
+WORKER_ORDERS[5] = Reclaimed
+
+TO_WORKER = Vocabulary("the supervisor", WORKER_ORDERS)
+FROM_WORKER = Vocabulary("the worker", WORKER_WORDS)
+TO_KEEPER = Vocabulary("the supervisor", KEEPER_ORDERS)
+FROM_KEEPER = Vocabulary("the keeper", KEEPER_WORDS)

@@ -1,0 +1,418 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A session: one client process, served by one thread on one socket of its own.
+
+The thread takes commands in order, gives them to the device and goes on reading: whatever takes
+time answers later, through `Session.call_soon`. So an ended connection is seen at once, and no
+client waits for another.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import hmac
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+import zmq
+
+from flyt.backend import memory_commands, window_commands
+from flyt.backend.blocks import BlockTable
+from flyt.backend.bounce import BounceBuffer
+from flyt.backend.devices.base import Device, Handle
+from flyt.backend.devices.codes import STICKY
+from flyt.backend.orders import Closed, Granted, Open, Opened, Reclaimed
+from flyt.backend.reaper import Activity, Reaper
+from flyt.backend.registry import Entry, Registry
+from flyt.errors import ConfigurationError, DeviceError, ProtocolError, RegionError
+from flyt.rpc import messages as m
+from flyt.rpc.sockets import Incoming, Listener, Payload
+from flyt.shm.layout import Geometry
+
+log = logging.getLogger(__name__)
+
+ATTACH_SECONDS = 10.0
+"""A client that was welcomed attaches within this time, or the session ends."""
+
+_CREDIT_STEP = m.CREDITS // 4
+"""Credits are told in a message of their own when this many came together without a result."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Services:
+    """What a worker offers its sessions."""
+
+    context: zmq.Context[zmq.Socket[bytes]]
+    devices: list[Device]
+    region: tuple[int, Geometry] | None
+    """Descriptor and geometry of the region; None when the backend serves without one."""
+    registry: Registry
+    reaper: Reaper
+    activity: Activity
+    heartbeat_ms: int
+    tell: Callable[[object], None]
+    """Sends a message to the supervisor."""
+    broken: Callable[[int, str], None]
+    """The context is gone with this sticky code."""
+
+
+class Stall(Exception):
+    """A handler can't take its command yet: it is tried again after the next completion."""
+
+
+class Ended(Exception):
+    """The session is over; the argument says why."""
+
+
+class Session(threading.Thread):
+    """Serves one client until its connection, its client or its worker ends."""
+
+    def __init__(self, services: Services, order: Open) -> None:
+        super().__init__(name=f"flyt-session-{order.session:016x}", daemon=True)
+        self.services = services
+        self.order = order
+        self.id = order.session
+        self.pid = order.pid
+        self.blocks = BlockTable(order.memory_limit)
+        self.entry: Entry | None = None
+        self.attached = False
+        self.bounce: BounceBuffer | None = None
+        self.streams: dict[int, Handle] = {}
+        self.pools: dict[int, Handle] = {}
+        self.aside: set[int] = set()
+        self.requests: dict[int, Callable[[Granted | Reclaimed], None]] = {}
+        self.proof = int.from_bytes(os.urandom(8), "little")
+        self._request = 0
+        self._identity = b""
+        self._source = -1
+        self._taken = self._told = 0
+        self._waiting = 0
+        self._held: Incoming | None = None
+        self._inbox: collections.deque[Callable[[], None]] = collections.deque()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wake_lock = threading.Lock()
+        self._deadline = time.monotonic() + ATTACH_SECONDS
+        self._listener: Listener | None = None
+
+    # --- from any thread ---
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Run ``call`` on the session's thread. From any thread; never waits."""
+        self._inbox.append(call)
+        with self._wake_lock:
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
+
+    def deliver(self, order: Granted | Reclaimed) -> None:
+        """Hand the supervisor's answer over to whoever waits for it."""
+
+        def run() -> None:
+            waiter = self.requests.pop(order.request, None)
+            if waiter is not None:
+                waiter(order)
+
+        self.call_soon(run)
+
+    def end(self, reason: str) -> None:
+        """End the session from outside, in order."""
+
+        def run() -> None:
+            raise Ended(reason)
+
+        self.call_soon(run)
+
+    def sticky(self, code: int, text: str) -> None:
+        """The worker's context is gone: tell the client, as the last word."""
+
+        def run() -> None:
+            self._send([m.REPLIES.encode(m.Sticky(code, text[:4096]))])
+            raise Ended(f"sticky error {code}")
+
+        self.call_soon(run)
+
+    # --- the thread ---
+
+    def run(self) -> None:
+        try:
+            self._listener = Listener(
+                self.services.context,
+                self.order.address,
+                heartbeat_ms=self.services.heartbeat_ms,
+                backlog=2 * m.CREDITS,
+            )
+        except ConfigurationError as exc:
+            self.services.tell(Opened(self.id, 0, "", str(exc)))
+            self._close_wake()
+            return
+        endpoint = self._listener.endpoint
+        name = os.path.basename(endpoint.path)
+        self.services.tell(Opened(self.id, endpoint.port, name, ""))
+        reason = "unknown"
+        try:
+            self._serve()
+        except Ended as exc:
+            reason = str(exc)
+        except Exception as exc:  # a fault of ours ends this session, never the worker's others
+            log.exception("session %016x failed", self.id)
+            reason = f"internal error: {exc!r}"
+        try:
+            self._release()
+        except DeviceError as exc:
+            self._device_failed(exc)
+        finally:
+            self._listener.close()
+            self._close_wake()
+            self.services.registry.drop(self.id)
+            self.services.tell(Closed(self.id, reason[:4096]))
+
+    def _close_wake(self) -> None:
+        with self._wake_lock:
+            os.close(self._wake)
+            self._wake = -1
+
+    def _serve(self) -> None:
+        listener = self._listening()
+        poller = zmq.Poller()
+        for source in (*listener.pollables, self._wake):
+            poller.register(source, zmq.POLLIN)
+        while True:
+            poller.poll(None if self.attached else self._attach_ms())
+            self._drain_inbox()
+            if self._source in listener.gone():
+                raise Ended("the client's connection ended")
+            while self._held is None and (incoming := listener.receive()) is not None:
+                self._take(incoming)
+
+    def _attach_ms(self) -> int:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise Ended(f"the client did not attach within {ATTACH_SECONDS:.0f} s")
+        return int(left * 1000) + 1
+
+    def _drain_inbox(self) -> None:
+        try:
+            os.eventfd_read(self._wake)
+        except BlockingIOError:
+            return
+        while self._inbox:
+            self._inbox.popleft()()
+        held, self._held = self._held, None
+        if held is not None:
+            self._execute(held)
+
+    def _listening(self) -> Listener:
+        if self._listener is None:
+            raise Ended("the session has no socket")
+        return self._listener
+
+    # --- commands ---
+
+    def _take(self, incoming: Incoming) -> None:
+        if incoming.identity != self._identity and not self._binds(incoming):
+            return  # a stranger: no answer, no trace
+        self._taken += 1
+        self._execute(incoming)
+        if self._taken - self._told >= _CREDIT_STEP:
+            self._told = self._taken
+            self._send([m.REPLIES.encode(m.Credit(self._taken))])
+
+    def _binds(self, incoming: Incoming) -> bool:
+        """Whether this message is the ATTACH that binds its connection to the session."""
+        if self._identity or not incoming.frames:
+            return False
+        try:
+            command = m.COMMANDS.decode(incoming.frames[0])
+        except ProtocolError:
+            return False
+        if not isinstance(command, m.Attach):
+            return False
+        if not hmac.compare_digest(command.token, self.order.token):
+            log.warning("session %016x: an ATTACH with a wrong token was dropped", self.id)
+            return False
+        if self.order.peer and str(incoming.peer.uid) != self.order.peer:
+            log.warning("session %016x: uid %d may not attach", self.id, incoming.peer.uid)
+            return False
+        self._identity, self._source = incoming.identity, incoming.source
+        return True
+
+    def _execute(self, incoming: Incoming) -> None:
+        number = 0
+        try:
+            if not incoming.frames:
+                raise ProtocolError("the client sent an empty message")
+            command = m.COMMANDS.decode(incoming.frames[0])
+            number = command.id
+            if not self.attached and not isinstance(command, m.Attach):
+                raise ProtocolError(f"{type(command).__name__} came before ATTACH was answered")
+            _HANDLERS[type(command)](self, command, incoming.frames[1:])
+        except Stall:
+            self._held = incoming
+        except ProtocolError as exc:
+            self.answer(number, m.Status.PROTOCOL, text=str(exc))
+            raise Ended(f"protocol error: {exc}") from exc
+        except DeviceError as exc:
+            self.fail(number, exc)
+        except RegionError as exc:
+            self.answer(number, m.Status.FRAMES_REFUSED, text=str(exc))
+
+    def answer(
+        self,
+        number: int,
+        status: int = 0,
+        values: Iterable[int] = (),
+        *,
+        text: str = "",
+        payload: Payload | None = None,
+    ) -> None:
+        """Send the one Result of command ``number``."""
+        self._told = self._taken
+        result = m.Result(number, status, self._taken, tuple(values)[:64], text[:4096])
+        frames: list[Payload] = [m.REPLIES.encode(result)]
+        if payload is not None:
+            frames.append(payload)
+        self._send(frames)
+
+    def fail(self, number: int, exc: DeviceError) -> None:
+        """Answer with a device's error; a sticky one also ends the worker."""
+        self.answer(number, exc.code, text=exc.detail)
+        self._device_failed(exc)
+
+    def _device_failed(self, exc: DeviceError) -> None:
+        if exc.code in STICKY:
+            self.services.broken(exc.code, exc.detail)
+
+    def _send(self, frames: list[Payload]) -> None:
+        if self._identity and not self._listening().send(self._identity, frames):
+            raise Ended("the client's connection ended")
+
+    # --- for the handlers ---
+
+    def device(self, ordinal: int) -> Device:
+        """The device a command names.
+
+        Raises
+        ------
+        DeviceError
+            cudaErrorInvalidDevice.
+        """
+        if ordinal >= len(self.services.devices):
+            raise DeviceError(101, f"there is no device {ordinal}")
+        return self.services.devices[ordinal]
+
+    def stream(self, device: Device) -> Handle:
+        """The session's own legacy default stream on a device."""
+        if device.ordinal not in self.streams:
+            self.streams[device.ordinal] = device.create_stream()
+        return self.streams[device.ordinal]
+
+    def pool(self, device: Device) -> Handle:
+        """The session's own memory pool on a device."""
+        if device.ordinal not in self.pools:
+            self.pools[device.ordinal] = device.create_pool()
+        return self.pools[device.ordinal]
+
+    def when_done(self, devices: Iterable[Device], call: Callable[[int], None]) -> None:
+        """Call ``call(code)`` on the session's thread once all the work that the session gave to
+        these devices so far is done; ``code`` is the first error of it, or 0."""
+        pending = [(d, self.streams[d.ordinal]) for d in devices if d.ordinal in self.streams]
+        if not pending:
+            self.call_soon(lambda: call(0))
+            return
+        left, first = len(pending), 0
+
+        def finished(code: int) -> None:
+            nonlocal left, first
+            left, first = left - 1, first or code
+            self._waiting -= 1
+            if left == 0:
+                call(first)
+
+        def notified(code: int) -> None:
+            self.services.activity.leave()
+            self.call_soon(lambda: finished(code))
+
+        for device, stream in pending:
+            self._waiting += 1
+            self.services.activity.enter()
+            try:
+                device.notify(stream, notified)
+            except DeviceError as exc:
+                notified(exc.code)
+
+    def complete(self, number: int, devices: Iterable[Device], values: Iterable[int] = ()) -> None:
+        """Answer command ``number`` once the work given so far is done."""
+
+        def done(code: int) -> None:
+            if code:
+                self.fail(number, DeviceError(code, "an operation of the session failed"))
+            else:
+                self.answer(number, 0, values)
+
+        self.when_done(devices, done)
+
+    def ask(
+        self, make: Callable[[int], object], then: Callable[[Granted | Reclaimed], None]
+    ) -> None:
+        """Ask the supervisor; ``make`` gets the request number for the message."""
+        self._request += 1
+        self.requests[self._request] = then
+        self.services.tell(make(self._request))
+
+    # --- the end ---
+
+    def leave(self, number: int) -> None:
+        """Bye: release everything, then answer."""
+        self._release()
+        self.answer(number)
+        raise Ended("the client left")
+
+    def _release(self) -> None:
+        """Wait for the session's own work, then give back all that it had. Safe to call twice."""
+        self._inbox_until_done()
+        for block in self.blocks.all():
+            block.device.free(self.blocks.remove(block.address).address, self.stream(block.device))
+        self._inbox_until_done()
+        for device in self.services.devices:
+            if (pool := self.pools.pop(device.ordinal, None)) is not None:
+                device.destroy_pool(pool)
+            if (stream := self.streams.pop(device.ordinal, None)) is not None:
+                device.destroy_stream(stream)
+        window_commands.release(self)
+        if self.bounce is not None:
+            self.services.reaper.take(
+                self.services.devices[0], self.bounce.address, self.bounce.close
+            )
+            self.bounce = None
+
+    def _inbox_until_done(self) -> None:
+        """Run what is left on the inbox until no work of this session is in flight.
+
+        Bounded by the work itself: a kernel may run for an hour, and its memory can't be given
+        back before.
+        """
+        idle = False
+
+        def done(code: int) -> None:
+            nonlocal idle
+            idle = True
+
+        self.when_done(self.services.devices, done)
+        poller = zmq.Poller()
+        poller.register(self._wake, zmq.POLLIN)
+        while not (idle and self._waiting == 0):
+            poller.poll()
+            os.eventfd_read(self._wake)
+            while self._inbox:
+                try:
+                    self._inbox.popleft()()
+                except Ended:
+                    continue  # already ending
+
+
+_HANDLERS: dict[type, Callable[[Session, object, list[bytes]], None]] = {
+    **window_commands.HANDLERS,
+    **memory_commands.HANDLERS,
+}

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The answer to AskStatus: who is connected, and who holds how much of the region."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from flyt.backend.grants import FrameDesk
+from flyt.backend.served import ServedRegion
+from flyt.backend.workers import WorkerProcess
+
+
+def status_report(
+    device: str,
+    workers: Iterable[WorkerProcess],
+    served: ServedRegion | None,
+    desk: FrameDesk | None,
+    garbage: int,
+) -> dict[str, Any]:
+    """What `flyt.rpc.messages.StatusReport` carries.
+
+    Parameters
+    ----------
+    device : str
+        ``--device``, as given.
+    workers : iterable of WorkerProcess
+    served, desk
+        None where the daemon serves without a region.
+    garbage : int
+        How many messages at the main endpoints were no HELLO.
+    """
+    running = list(workers)
+    return {
+        "pid": os.getpid(),
+        "device": device,
+        "region": served.region.path if served is not None else "",
+        "epoch": served.epoch if served is not None else 0,
+        "sessions": [
+            {
+                "session": record.session,
+                "pid": record.pid,
+                "program": record.program,
+                "principal": str(worker.principal),
+                "worker": worker.pid,
+                "frames": len(desk.ledger.frames_of(record.session)) if desk is not None else 0,
+                "since": record.since,
+            }
+            for worker in running
+            for record in worker.sessions.values()
+        ],
+        "workers": [
+            {
+                "pid": worker.pid,
+                "principal": str(worker.principal) if worker.principal is not None else "",
+                "sessions": len(worker.sessions),
+            }
+            for worker in running
+        ],
+        "keeper": desk.reclaimer.pid if desk is not None else 0,
+        "frames": {
+            "total": desk.ledger.page_count if desk is not None else 0,
+            "granted": desk.ledger.granted if desk is not None else 0,
+            "reclaiming": desk.ledger.reclaiming if desk is not None else 0,
+        },
+        "garbage": garbage,
+    }

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Supervisor`: the daemon. It wires the others together, starts them, and ends them in order.
+
+One thread, one event loop, no CUDA, no mapping of the region: no client, worker or truncated file
+can end it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from typing import Any
+
+from flyt.backend.grants import FrameDesk
+from flyt.backend.handshakes import NO_DEVICE, Handshakes
+from flyt.backend.ledger import Ledger
+from flyt.backend.listening import Doors
+from flyt.backend.loop import EventLoop
+from flyt.backend.options import Options
+from flyt.backend.orders import Broken, Closed, Opened, Request, Returned
+from flyt.backend.principals import is_own_user
+from flyt.backend.reclaim import Reclaimer
+from flyt.backend.served import ServedRegion
+from flyt.backend.signals import StopSignals
+from flyt.backend.status import status_report
+from flyt.backend.workers import START_LIMIT, Launch, WorkerPool, WorkerProcess
+from flyt.errors import ConfigurationError
+from flyt.rpc.handshake import Feature
+from flyt.rpc.messages import Refused, StatusReport, Welcome
+from flyt.rpc.sockets import Listener, Peer, open_context
+
+log = logging.getLogger(__name__)
+
+CREDITS = 256
+"""Commands that a session may have sent and the worker not yet taken. A session that streams
+small copies needs a few dozen to keep the wire busy."""
+
+INLINE_CHUNK = 1 << 20
+"""Bytes of one inline payload: long enough for a socket's full speed, short enough not to
+hold up others' messages."""
+
+_NO_REGION: dict[str, Any] = {
+    "epoch": 0,
+    "region": "",
+    "region_size": 0,
+    "page_size": 0,
+    "lock_file": "",
+}
+"""What WELCOME says of the region to a session without one."""
+
+
+class _Stopped(Exception):
+    """Told to stop before there was anything to drain."""
+
+
+class Supervisor:
+    """The daemon of one region and its endpoints.
+
+    Parameters
+    ----------
+    options : Options
+    log_level : str
+        For the children.
+    """
+
+    def __init__(self, options: Options, log_level: str = "WARNING") -> None:
+        self._options = options
+        self._log_level = log_level
+        self._loop = EventLoop()
+        self._context = open_context()
+        self._pool = WorkerPool(
+            self._loop, self, Launch(self._worker_arguments, self._worker_descriptors)
+        )
+        self._handshakes = Handshakes(self._loop, self._pool, self)
+        self._served: ServedRegion | None = None
+        self._desk: FrameDesk | None = None
+        self._doors: Doors | None = None
+        self._serving = False
+        self._stops = 0
+
+    # --- life ---
+
+    def run(self) -> None:
+        """Serve until SIGTERM, SIGINT or the end of the parent (`Options.parent_fd`).
+
+        Raises
+        ------
+        FlytError
+            When the daemon can't start; nothing is left behind.
+        """
+        signals = StopSignals(self._loop, self._stop)
+        try:
+            self._start()
+            while not self._stops:
+                self._loop.turn()
+        except _Stopped:
+            log.info("stopped before serving")
+        finally:
+            self._end()
+            signals.close()
+
+    def _start(self) -> None:
+        options = self._options
+        if options.parent_fd is not None:
+            self._loop.watch(options.parent_fd, self._parent_ended)
+        if options.region is not None:
+            self._served = served = ServedRegion(options)
+            ledger = Ledger(served.geometry.page_count)
+            reclaimer = Reclaimer(self._loop, served, ledger, self._log_level)
+            self._desk = FrameDesk(ledger, reclaimer)
+            reclaimer.start()
+            self._loop.call_later(options.sweep, self._sweep)
+        self._start_first_worker()
+        self._doors = Doors(self._context, options.listen, options.heartbeat_ms)
+        for listener in self._doors:
+            self._watch(listener)
+        self._serving = True
+        self._announce(self._doors.endpoints)
+
+    def _start_first_worker(self) -> None:
+        worker = self._pool.start_spare()
+        self._loop.turn_until(
+            lambda: worker.snapshot is not None or not worker.running, START_LIMIT + 1
+        )
+        if worker.failure is not None:
+            raise ConfigurationError(worker.failure.detail)
+        if worker.snapshot is None:
+            raise ConfigurationError(
+                f"the worker process for --device {self._options.device} did not get ready; "
+                "its own messages are above"
+            )
+
+    def _watch(self, listener: Listener) -> None:
+        for source in listener.pollables:
+            self._loop.watch(source, lambda: self._handshakes.serve(listener))
+
+    def _announce(self, endpoints: list[str]) -> None:
+        region = self._served.region.path if self._served is not None else ""
+        log.info(
+            "serving device %s, region %s, at %s",
+            self._options.device,
+            region or "none (all payloads inline)",
+            ", ".join(endpoints),
+        )
+        if self._options.ready_fd is not None:
+            line = json.dumps({"endpoints": endpoints, "region": region, "pid": os.getpid()})
+            try:
+                os.write(self._options.ready_fd, line.encode() + b"\n")
+                os.close(self._options.ready_fd)
+            except OSError as exc:
+                raise ConfigurationError(f"--ready-fd: nobody reads it: {exc.strerror}") from exc
+
+    def _parent_ended(self) -> None:
+        if self._options.parent_fd is not None:
+            self._loop.unwatch(self._options.parent_fd)
+        self._stop("the end of the process that started this daemon")
+
+    def _stop(self, cause: str) -> None:
+        log.info("stopping: %s", cause)
+        self._stops += 1
+        if not self._serving:
+            raise _Stopped
+
+    def _end(self) -> None:
+        """Leave nothing behind, however far `_start` came. A second signal skips the waiting."""
+        drain = self._options.drain if self._serving else 0.0
+        self._serving = True  # from here on, signals only hurry
+        self._handshakes.refuse_all("this backend is shutting down")
+        if self._doors is not None:
+            for listener in self._doors:
+                for source in listener.pollables:
+                    self._loop.unwatch(source)
+            self._doors.close()
+        hurried = self._stops + 1
+        self._pool.leave(drain, lambda: self._stops >= hurried)
+        if self._desk is not None and self._served is not None:
+            finish = self._served.survives and self._stops < hurried
+            self._desk.reclaimer.leave(drain if finish else 0.0)
+        if self._served is not None:
+            self._served.close()
+        self._context.term()
+
+    def _sweep(self) -> None:
+        if self._desk is not None:
+            self._desk.reclaimer.sweep()
+        self._loop.call_later(self._options.sweep, self._sweep)
+
+    # --- what a worker is started with ---
+
+    def _worker_arguments(self) -> list[str]:
+        options, served = self._options, self._served
+        return [
+            *("--device", options.device),
+            *("--device-options", options.device_options),
+            *("--heartbeat-ms", str(options.heartbeat_ms)),
+            *("--log-level", self._log_level),
+            *(served.child_arguments() if served is not None and served.is_whole() else ()),
+        ]
+
+    def _worker_descriptors(self) -> list[int]:
+        return [self._served.region.fd] if self._served is not None else []
+
+    # --- what happens to workers (PoolOwner) ---
+
+    def worker_ready(self, worker: WorkerProcess) -> None:
+        """Its devices work."""
+        self._handshakes.worker_ready(worker)
+
+    def worker_said(self, worker: WorkerProcess, message: Any) -> None:
+        """Anything but Ready and Failed."""
+        match message:
+            case Opened():
+                self._handshakes.opened(worker, message)
+            case Request() if self._desk is not None:
+                self._desk.request(worker, message)
+            case Returned() if self._desk is not None:
+                self._desk.returned(worker, message)
+            case Closed():
+                self._session_over(worker, message.session, message.reason)
+            case Broken():
+                log.error(
+                    "worker %d lost its context: CUDA error %d: %s",
+                    worker.pid,
+                    message.code,
+                    message.text,
+                )
+                worker.leaving = True
+
+    def _session_over(self, worker: WorkerProcess, session: int, reason: str) -> None:
+        record = worker.sessions.pop(session, None)
+        if record is None:
+            return
+        log.info("session %016x of pid %d is over: %s", session, record.pid, reason)
+        if self._desk is not None:
+            self._desk.release(session)
+
+    def worker_ended(self, worker: WorkerProcess, reason: str) -> None:
+        """It is gone, and so are its sessions."""
+        if self._serving and not self._stops:  # before that, `_start` says what it means
+            log.warning("worker %d ended: %s", worker.pid, reason)
+        self._pool.forget(worker)
+        for session in list(worker.sessions):
+            self._session_over(worker, session, f"its worker ended: {reason}")
+        self._handshakes.worker_ended(worker, reason)
+
+    # --- what clients are told (Terms) ---
+
+    @property
+    def memory_limit(self) -> int:
+        """Bytes of device memory per session; 0 for no limit."""
+        return self._options.memory_limit
+
+    @property
+    def session_ports(self) -> str:
+        """TCP ports of session sockets."""
+        return self._options.session_ports
+
+    def welcome(
+        self, opened: Opened, token: bytes, snapshot: dict[str, Any], features: frozenset[Feature]
+    ) -> Welcome:
+        """The words of welcome."""
+        served = self._served
+        if served is None or Feature.REGION not in features or not served.is_whole():
+            shared = _NO_REGION
+        else:
+            shared = {
+                "epoch": served.epoch,
+                "region": served.region.path,
+                "region_size": served.region.size,
+                "page_size": served.geometry.page_size,
+                "lock_file": served.lock_file,
+            }
+        return Welcome(
+            session=opened.session,
+            token=token,
+            port=opened.port,
+            path=os.path.basename(opened.path),
+            credits=CREDITS,
+            inline_chunk=INLINE_CHUNK,
+            heartbeat_ms=self._options.heartbeat_ms,
+            snapshot=snapshot,
+            **shared,
+        )
+
+    def report(self, peer: Peer) -> StatusReport | Refused:
+        """The answer to AskStatus."""
+        if not is_own_user(peer):
+            return Refused(NO_DEVICE, "only the user who runs this backend may ask for its status")
+        return StatusReport(
+            status_report(
+                self._options.device,
+                self._pool,
+                self._served,
+                self._desk,
+                self._handshakes.garbage,
+            )
+        )

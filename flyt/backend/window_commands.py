@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a session does with its window: attach, grow, shrink, and give it up at the end.
+
+Frames are granted by the supervisor alone; a frame is mapped only after its grant, and given back
+only after the session's work on it is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from flyt.backend.orders import Granted, Reclaimed, Request, Returned
+from flyt.errors import AddressTaken, DeviceError, ProtocolError, RegionError
+from flyt.rpc import messages as m
+from flyt.shm import layout, memory, runs
+from flyt.shm.window import Window
+
+if TYPE_CHECKING:
+    from flyt.backend.session import Session
+
+LOWEST_BASE = 0x1000_0000_0000
+HIGHEST_END = 0x2000_0000_0000
+"""Windows lie between these addresses; emulated device memory begins above."""
+
+LARGEST_RESERVE = 1 << 40
+"""A window's address range is at most 1 TiB; 16 TiB lie between the bounds above."""
+
+Runs = tuple[tuple[int, int], ...]
+
+
+def attach(session: Session, command: m.Attach, _: list[bytes]) -> None:
+    if session.attached:
+        raise ProtocolError("a second ATTACH")
+    if command.inline:
+        session.attached = True
+        session.answer(command.id)
+        return
+    window = _reserve(session, command)
+    if window is None:
+        session.answer(
+            command.id, m.Status.ADDRESS_TAKEN, text=f"{command.base:#x} is in use in the worker"
+        )
+        return
+
+    def granted(order: Granted | Reclaimed) -> None:
+        if isinstance(order, Granted) and order.refused:
+            window.close()
+            _refuse(session, command.id, order)
+            return
+        _map_and_prove(session, command, window)
+
+    try:
+        _request(session, command.table, granted)
+    except RegionError:
+        window.close()
+        raise
+
+
+def _reserve(session: Session, command: m.Attach) -> Window | None:
+    """The window's address range in this process; None when it is taken."""
+    if session.services.region is None:
+        raise ProtocolError("the client attaches a region, but this backend serves without one")
+    descriptor, geometry = session.services.region
+    aligned = command.base % geometry.page_size == 0 == command.reserve % geometry.page_size
+    inside = LOWEST_BASE <= command.base <= command.base + command.reserve <= HIGHEST_END
+    if not (aligned and inside and 0 < command.reserve <= LARGEST_RESERVE):
+        raise ProtocolError(
+            f"a window of {command.reserve:#x} bytes at {command.base:#x}: it must be page-aligned "
+            f"and lie between {LOWEST_BASE:#x} and {HIGHEST_END:#x}"
+        )
+    pages = runs.length(command.table)
+    if not 2 <= pages <= command.reserve // geometry.page_size:  # noqa: PLR2004 - control + staging
+        raise ProtocolError(f"a page table of {pages} pages at ATTACH")
+    try:
+        return Window.reserve_at(descriptor, geometry, command.base, command.reserve)
+    except AddressTaken:
+        return None
+
+
+def _map_and_prove(session: Session, command: m.Attach, window: Window) -> None:
+    """Map the page table, check that both sides see the same memory, register the staging area."""
+    control, staging = _split_first(command.table)
+    page = window.map(0, control)
+    seen = memory.load_word(page + layout.FRONTEND_PROOF)
+    if seen != command.proof:
+        window.close()
+
+        def returned(_: Granted | Reclaimed) -> None:
+            session.answer(
+                command.id,
+                m.Status.PROOF_FAILED,
+                text="the word in the control page is not the one that was announced: the client's "
+                "region is other memory than the backend's (QEMU without share=on?)",
+            )
+
+        _return(session, command.table, returned)
+        return
+    memory.store_word(page + layout.BACKEND_PROOF, session.proof)
+    address = window.map(1, staging)
+    session.entry = session.services.registry.bind(session.id, session.pid, window)
+    session.services.devices[0].register(address, runs.length(staging) * window.geometry.page_size)
+    session.attached = True
+    session.answer(command.id, 0, [session.proof])
+
+
+def _split_first(table: Runs) -> tuple[Runs, Runs]:
+    """The run of the first page, and the runs of all the others."""
+    first, count = table[0]
+    rest = ((first + 1, count - 1),) if count > 1 else ()
+    return ((first, 1),), (*rest, *table[1:])
+
+
+def grow(session: Session, command: m.Grow, _: list[bytes]) -> None:
+    window = _window(session)
+    geometry = window.geometry
+    pages = runs.length(command.table)
+    if not 0 < pages <= window.reserve // geometry.page_size - command.vpn:
+        raise ProtocolError(
+            f"GROW by {pages} pages at page {command.vpn} leaves the window's range"
+        )
+    if window.overlaps(command.vpn, pages):
+        # Ours lingers there until the reaper has unregistered it, or the client is confused.
+        session.answer(command.id, m.Status.ADDRESS_TAKEN, text="those pages are still in use")
+        return
+
+    def granted(order: Granted | Reclaimed) -> None:
+        if isinstance(order, Granted) and order.refused:
+            _refuse(session, command.id, order)
+            return
+        address = window.map(command.vpn, command.table)
+        try:
+            session.services.devices[0].register(address, pages * geometry.page_size)
+        except DeviceError as exc:
+            window.unmap(command.vpn)
+            error = exc
+            _return(session, command.table, lambda _: session.fail(command.id, error))
+            return
+        session.answer(command.id)
+
+    _request(session, command.table, granted)
+
+
+def shrink(session: Session, command: m.Shrink, _: list[bytes]) -> None:
+    window = _window(session)
+    table = window.table(command.vpn)
+    if command.vpn <= 1 or table is None:
+        raise DeviceError(
+            1, f"page {command.vpn} is not the start of a segment that can be given up"
+        )
+    # From here on no copy may touch it: its frames will be another's while it is still mapped.
+    address = window.retire(command.vpn)
+
+    def done(code: int) -> None:
+        _reap(session, window, command.vpn, address)
+        _return(session, table, lambda _: session.answer(command.id, code))
+
+    session.when_done(session.services.devices, done)
+
+
+def release(session: Session) -> None:
+    """Give the whole window up; the session's work is done. Its frames are reclaimed by the
+    supervisor when it reads Closed."""
+    entry, session.entry = session.entry, None
+    if entry is None:
+        return
+    for vpn in list(entry.window.segments):
+        if vpn:
+            _reap(session, entry.window, vpn, entry.window.retire(vpn))
+    session.services.reaper.take(None, 0, entry.window.close)
+
+
+def _reap(session: Session, window: Window, vpn: int, address: int) -> None:
+    """Have a retired segment unregistered and unmapped when no session is hurt by it."""
+    device = session.services.devices[0]
+    session.services.reaper.take(device, address, lambda: window.unmap(vpn))
+
+
+def _window(session: Session) -> Window:
+    if session.entry is None:
+        raise ProtocolError("GROW or SHRINK without an attached window")
+    return session.entry.window
+
+
+def _request(session: Session, table: Runs, then: Callable[[Granted | Reclaimed], None]) -> None:
+    region = session.services.region
+    if region is None:
+        raise ProtocolError("this backend serves without a region")
+    runs.check(table, region[1].page_count)
+    session.ask(lambda number: Request(session.id, number, table), then)
+
+
+def _return(session: Session, table: Runs, then: Callable[[Granted | Reclaimed], None]) -> None:
+    session.ask(lambda number: Returned(session.id, number, table), then)
+
+
+def _refuse(session: Session, number: int, order: Granted) -> None:
+    session.answer(
+        number,
+        m.Status.FRAMES_REFUSED,
+        order.refused,
+        text="these page frames belong to another session or are being cleaned",
+    )
+
+
+HANDLERS: dict[type, Callable[[Any, Any, list[bytes]], None]] = {
+    m.Attach: attach,
+    m.Grow: grow,
+    m.Shrink: shrink,
+}

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker: the process that holds the CUDA context and hosts session threads.
+
+It obeys the supervisor over a socket pair, and ends with it. A sticky error ends the worker alone:
+each of its clients hears the code as the last word, and the supervisor starts a successor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+
+from flyt.backend.channel import Channel, ChannelClosed
+from flyt.backend.devices import open_devices, versions
+from flyt.backend.devices.base import Device
+from flyt.backend.orders import (
+    FROM_WORKER,
+    TO_WORKER,
+    Broken,
+    Closed,
+    End,
+    Failed,
+    Granted,
+    Leave,
+    Open,
+    Opened,
+    Ready,
+    Reclaimed,
+)
+from flyt.backend.reaper import Activity, Reaper
+from flyt.backend.registry import Registry
+from flyt.backend.session import Services, Session
+from flyt.errors import DeviceError, FlytError, SessionLost
+from flyt.rpc.sockets import open_context
+from flyt.shm.layout import Geometry
+
+log = logging.getLogger(__name__)
+
+LAST_WORDS_SECONDS = 1.0
+"""How long the sessions of a broken worker may take to tell their clients."""
+
+LEAVE_SECONDS = 60.0
+"""How long running work may hold up an ordered exit; the supervisor's own limit is shorter."""
+
+
+class Worker:
+    """The main thread of a worker process."""
+
+    def __init__(
+        self, channel: Channel, devices: list[Device], arguments: argparse.Namespace
+    ) -> None:
+        self._channel = channel
+        self._sessions: dict[int, Session] = {}
+        self._lock = threading.Lock()
+        self._broken: tuple[int, str] | None = None
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        activity = Activity()
+        reaper = Reaper(activity)
+        reaper.start()
+        region = None
+        if arguments.region_fd is not None:
+            geometry = Geometry.plan(arguments.region_size, arguments.page_size)
+            region = (arguments.region_fd, geometry)
+        self._services = Services(
+            context=open_context(),
+            devices=devices,
+            region=region,
+            registry=Registry(),
+            reaper=reaper,
+            activity=activity,
+            heartbeat_ms=arguments.heartbeat_ms,
+            tell=self._tell,
+            broken=self._break,
+        )
+
+    # --- from session threads ---
+
+    def _tell(self, message: object) -> None:
+        try:
+            self._channel.send(message)
+        except FlytError as exc:
+            log.error("the supervisor does not listen: %s", exc)
+            self._stop()
+        if isinstance(message, Closed) or (isinstance(message, Opened) and message.error):
+            with self._lock:
+                self._sessions.pop(message.session, None)
+
+    def _break(self, code: int, text: str) -> None:
+        if self._broken is None:
+            self._broken = (code, text)
+        self._stop()
+
+    def _stop(self) -> None:
+        os.eventfd_write(self._wake, 1)
+
+    # --- the main thread ---
+
+    def serve(self, parent: int) -> int:
+        """Obey until told to leave; returns the exit status."""
+        poller = select.poll()
+        for descriptor in (self._channel.fileno(), parent, self._wake):
+            poller.register(descriptor, select.POLLIN)
+        while True:
+            ready = {descriptor for descriptor, _ in poller.poll()}
+            if self._wake in ready:
+                return self._last_words()
+            if parent in ready:
+                return 1
+            try:
+                for order in self._channel.messages():
+                    if isinstance(order, Leave):
+                        return self._leave()
+                    self._obey(order)
+            except ChannelClosed:
+                return 1
+            if self._channel.closed:
+                return 1
+
+    def _obey(self, order: object) -> None:
+        match order:
+            case Open():
+                session = Session(self._services, order)
+                with self._lock:
+                    self._sessions[order.session] = session
+                session.start()
+            case Granted() | Reclaimed():
+                with self._lock:
+                    target = self._sessions.get(order.session)
+                if target is not None:
+                    target.deliver(order)
+            case End():
+                with self._lock:
+                    target = self._sessions.get(order.session)
+                if target is not None:
+                    target.end(order.reason)
+
+    def _all(self) -> list[Session]:
+        with self._lock:
+            return list(self._sessions.values())
+
+    def _join(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        for session in self._all():
+            session.join(max(0.0, deadline - time.monotonic()))
+
+    def _leave(self) -> int:
+        for session in self._all():
+            session.end("the backend is shutting down")
+        self._join(LEAVE_SECONDS)
+        self._services.reaper.leave()
+        for device in self._services.devices:
+            device.close()
+        return 0
+
+    def _last_words(self) -> int:
+        code, text = self._broken or (46, "the supervisor is gone")
+        try:
+            self._channel.send(Broken(code, text[:4096]))
+        except FlytError as exc:
+            log.error("the supervisor does not listen: %s", exc)
+        for session in self._all():
+            session.sticky(code, text)
+        self._join(LAST_WORDS_SECONDS)
+        return 1
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Flyt's worker; started by flyt-backend only.")
+    for name in ("channel-fd", "parent-pidfd", "heartbeat-ms"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    for name in ("region-fd", "region-size", "page-size"):
+        parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--device-options", default="")
+    parser.add_argument("--log-level", default="WARNING")
+    return parser.parse_args()
+
+
+def _snapshot(devices: list[Device]) -> dict[str, object]:
+    runtime, driver = versions(devices)
+    described = [device.snapshot() for device in devices]
+    return {
+        "runtime_version": runtime,
+        "driver_version": driver,
+        "devices": [
+            {
+                "name": d.name,
+                "total_memory": d.total_memory,
+                "kind": d.kind,
+                "attributes": d.attributes,
+            }
+            for d in described
+        ],
+    }
+
+
+def main() -> int:
+    """Entry point of ``python -m flyt.backend.worker``."""
+    arguments = _arguments()
+    logging.basicConfig(
+        level=arguments.log_level, format="flyt-worker[%(process)d] %(levelname)s %(message)s"
+    )
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole group; the supervisor leads
+    channel = Channel(socket.socket(fileno=arguments.channel_fd), FROM_WORKER, TO_WORKER)
+    try:
+        try:
+            devices = open_devices(arguments.device, arguments.device_options)
+            if not devices:
+                raise DeviceError(100, "no device")
+            snapshot = _snapshot(devices)
+        except FlytError as exc:
+            channel.send(Failed(getattr(exc, "code", 100), str(exc)[:4096]))
+            return 1
+        worker = Worker(channel, devices, arguments)
+        channel.send(Ready(snapshot))
+        return worker.serve(arguments.parent_pidfd)
+    except SessionLost:
+        return 1
+
+
+if __name__ == "__main__":
+    status = main()
+    logging.shutdown()
+    sys.stdout.flush()
+    # Threads of the driver and of the device may be stuck in a lost context; nothing is left to do.
+    os._exit(status)

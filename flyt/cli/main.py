@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ``flyt`` command: one group, one sub-command a module."""
+
+from __future__ import annotations
+
+import click
+
+from flyt._version import __version__
+from flyt.cli.demo import demo
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="flyt")
+def main() -> None:
+    """Use the host's GPU from a VM or a container through one shared-memory region."""
+
+
+main.add_command(demo)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The session's connection: sending commands, waiting for answers, noticing the end.
+
+One lock covers tables and sending; nobody holds it while waiting. Among the threads that wait, one
+leads: it polls the socket for all, and hands over when its own answer is there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import zmq
+
+from flyt.errors import CommandTimeout, DeviceError, ProtocolError, SessionLost
+from flyt.frontend.inflight import InflightTable, Pending
+from flyt.rpc import messages as m
+from flyt.rpc.endpoints import Endpoint
+from flyt.rpc.sockets import Dialer, Payload
+
+DEVICES_UNAVAILABLE = 46
+"""cudaErrorDevicesUnavailable: the worker died without a word."""
+
+SILENT_LIMITS = 2
+"""The backend counts as stuck after this many heartbeat limits without an answer to a PING. Its
+connection is alive then (libzmq answers heartbeats), but its session thread is not."""
+
+
+class _Command(Protocol):
+    @property
+    def id(self) -> int: ...
+
+
+class Lost(SessionLost):
+    """The session is gone; ``code`` is the cudaError_t that every call answers from now on."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(code, reason)
+        self.code = code
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Deadline:
+    """A point in time that several steps share."""
+
+    at: float
+
+    @classmethod
+    def after(cls, seconds: float) -> Deadline:
+        return cls(time.monotonic() + seconds)
+
+    def left(self) -> float:
+        """Seconds left, 0 when over."""
+        return max(0.0, self.at - time.monotonic())
+
+
+class Connection:
+    """Commands out, results in, for all threads of the process.
+
+    Parameters
+    ----------
+    context
+        From `flyt.rpc.sockets.open_context`.
+    endpoint : Endpoint
+        The session's own socket.
+    heartbeat_ms, credits : int
+        As WELCOME told.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: Endpoint,
+        heartbeat_ms: int,
+        credits: int,
+    ) -> None:
+        self.lock = threading.RLock()
+        self.inflight = InflightTable()
+        self.lost: Lost | None = None
+        self._dialer = Dialer(context, endpoint, heartbeat_ms=heartbeat_ms)
+        self._limit = max(heartbeat_ms, 1000) / 1000
+        self._step = min(self._limit / 4, 1.0)
+        self._credits = credits
+        self._sent = self._taken = 0
+        self._deferred: DeviceError | None = None
+        self._leading = False
+        self._heard = time.monotonic()
+        self._pinged = 0.0
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll = select.poll()
+        for descriptor in (*self._dialer.filenos(), self._wake):
+            self._poll.register(descriptor, select.POLLIN)
+        self._closed = False
+
+    # --- sending ---
+
+    def submit(
+        self,
+        make: Callable[[int], _Command],
+        *,
+        size: int = 0,
+        pages: tuple[int, int] = (0, 0),
+        payload: Payload | None = None,
+        finish: Callable[[Pending], None] | None = None,
+        posted: bool = False,
+    ) -> Pending:
+        """Send one command, in order with all others of the session.
+
+        Parameters
+        ----------
+        make : callable
+            Gets the command's id and returns the message.
+        finish : callable, optional
+            See `Pending.finish`.
+        posted : bool
+            Nobody waits for it: an error in its answer is kept for `raise_deferred`.
+
+        Raises
+        ------
+        Lost
+            The session is gone.
+        """
+        while True:
+            with self.lock:
+                self._check()
+                if self._sent - self._taken < self._credits:
+                    return self._send(make, size, pages, payload, finish, posted)
+                mark = self._taken
+            self._wait(lambda: self._taken != mark, None)
+
+    def _send(
+        self,
+        make: Callable[[int], _Command],
+        size: int,
+        pages: tuple[int, int],
+        payload: Payload | None,
+        finish: Callable[[Pending], None] | None,
+        posted: bool,
+    ) -> Pending:
+        command = make(self.inflight.next_id())
+        pending = Pending(command.id, type(command).__name__, size, pages)
+        pending.finish, pending.posted = finish, posted
+        frames: list[Payload] = [m.COMMANDS.encode(command)]
+        if payload is not None:
+            frames.append(payload)
+        if not len(self.inflight):
+            self._heard = time.monotonic()  # an idle session's silence means nothing
+        self.inflight.add(pending)
+        if not self._dialer.send(frames):
+            self._drain()
+            self._lose(DEVICES_UNAVAILABLE, "the connection to the backend ended")
+            self._check()
+        self._sent += 1
+        if self._dialer.readable():  # a send may swallow the wake-up of what has come meanwhile
+            self._drain()
+        return pending
+
+    def call(self, make: Callable[[int], _Command], **details: Any) -> Pending:
+        """Send a command and wait for its answer.
+
+        Raises
+        ------
+        DeviceError
+            When the answer is a cudaError_t other than success.
+        Lost, CommandTimeout
+        """
+        pending = self.submit(make, **details)
+        self.wait(pending)
+        return self.checked(pending)
+
+    @staticmethod
+    def checked(pending: Pending) -> Pending:
+        """The answered command, or its error raised."""
+        if 0 < pending.status < min(m.Status):
+            raise DeviceError(pending.status, pending.text or pending.name)
+        if pending.status == m.Status.PROTOCOL:
+            raise ProtocolError(f"the backend refused {pending.name}: {pending.text}")
+        return pending
+
+    # --- waiting ---
+
+    def wait(self, pending: Pending) -> None:
+        """Return once the command is answered.
+
+        Raises
+        ------
+        Lost
+            The session ended first.
+        CommandTimeout
+            The backend is connected but its session thread does not answer.
+        """
+        self._wait(lambda: pending.done, pending)
+        if pending.ended and self.lost is not None:
+            raise self.lost
+
+    def wait_at_most(self, pending: Pending, seconds: float) -> bool:
+        """`wait`, but give up after a time; whether the answer is there."""
+        deadline = Deadline.after(seconds)
+        self._wait(lambda: pending.done or not deadline.left(), pending)
+        return pending.done
+
+    def _wait(self, ready: Callable[[], bool], pending: Pending | None) -> None:
+        while True:
+            with self.lock:
+                self._drain()
+                if ready():
+                    return
+                self._check()
+                self._watch()
+                leads = not self._leading
+                if leads:
+                    self._leading = True
+                elif pending is not None and pending.event is None:
+                    pending.event = threading.Event()
+            if leads:
+                self._lead()
+            elif pending is not None and pending.event is not None:
+                pending.event.wait(self._step)
+                pending.event.clear()
+            else:
+                time.sleep(0.001)  # out of credits while another thread leads: it drains for us
+
+    def _lead(self) -> None:
+        try:
+            self._poll.poll(self._step * 1000)
+        finally:
+            with self.lock:
+                self._leading = False
+                self._drain()
+                heir = self.inflight.waiting()
+                if heir is not None and heir.event is not None:
+                    heir.event.set()
+
+    def _watch(self) -> None:
+        """A backend that is connected but says nothing is asked, and given up after a while."""
+        now = time.monotonic()
+        silent = now - self._heard
+        if silent < self._limit or not len(self.inflight):
+            return
+        if silent > self._limit * (1 + SILENT_LIMITS) and self._pinged > self._heard:
+            text = (
+                f"the backend at {self._dialer.endpoint} is connected but has not answered for "
+                f"{silent:.0f} s; {self.inflight.describe()}"
+            )
+            self._lose(DEVICES_UNAVAILABLE, text)
+            raise CommandTimeout(text)
+        if now - self._pinged > self._limit:
+            self._pinged = now
+            self._send(lambda number: m.Ping(number), 0, (0, 0), None, None, True)
+
+    # --- receiving, under the lock ---
+
+    def _drain(self) -> None:
+        if self._closed:
+            return
+        self._dialer.check()
+        heard = False
+        while (frames := self._dialer.receive()) is not None:
+            heard = True
+            self._dispatch(frames)
+        if heard:
+            self._heard = time.monotonic()
+            if self._leading:
+                os.eventfd_write(self._wake, 1)
+        else:
+            self._clear_wake()
+        if self._dialer.lost is not None and self.lost is None:
+            self._lose(DEVICES_UNAVAILABLE, self._dialer.lost)
+
+    def _clear_wake(self) -> None:
+        try:
+            os.eventfd_read(self._wake)
+        except BlockingIOError:
+            return
+
+    def _dispatch(self, frames: list[bytes]) -> None:
+        try:
+            reply = m.REPLIES.decode(frames[0])
+        except ProtocolError as exc:
+            self._lose(DEVICES_UNAVAILABLE, str(exc))
+            return
+        if isinstance(reply, m.Sticky):
+            self._lose(reply.code, f"the backend's context is gone: {reply.text}")
+            return
+        self._taken = max(self._taken, reply.taken)
+        if isinstance(reply, m.Credit):
+            return
+        pending = self.inflight.answer(
+            reply.id,
+            status=reply.status,
+            text=reply.text,
+            values=reply.values,
+            payload=frames[1] if len(frames) > 1 else None,
+        )
+        if pending is not None and pending.posted and reply.status and self._deferred is None:
+            self._deferred = DeviceError(reply.status, reply.text or pending.name)
+
+    def _lose(self, code: int, reason: str) -> None:
+        if self.lost is None:
+            self.lost = Lost(code, f"{reason} ({self.inflight.describe()})")
+            self.inflight.fail_all(code, str(self.lost))
+
+    def _check(self) -> None:
+        if self.lost is not None:
+            raise self.lost
+
+    # --- the rest ---
+
+    def raise_deferred(self) -> None:
+        """Report the error of an earlier post, once, as CUDA reports asynchronous errors."""
+        with self.lock:
+            error, self._deferred = self._deferred, None
+        if error is not None:
+            raise error
+
+    def close(self, reason: str = "the session was closed") -> None:
+        """End the connection; the backend gives back all that the session had."""
+        with self.lock:
+            if self._closed:
+                return
+            self._lose(DEVICES_UNAVAILABLE, reason)
+            self._closed = True
+            self._dialer.close()
+            os.close(self._wake)
+
+    def forget_in_child(self) -> None:
+        """After a fork, in the child: let go of the parent's connection without touching it."""
+        self._closed = True
+        self.lock = threading.RLock()  # another thread of the parent may have held it
+        for descriptor in {self._dialer.descriptor, self._wake} - {-1}:
+            os.close(descriptor)
+        self.lost = Lost(3, "this process was forked from one with a Flyt session")

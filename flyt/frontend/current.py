@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process's current session: made by the first CUDA call, replaced by `connect`.
+
+Also what belongs to a thread rather than a session: last error and current device, as in CUDA.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+
+from flyt.errors import DeviceError, FlytError
+from flyt.frontend.connection import Lost
+from flyt.frontend.session import Session
+from flyt.frontend.settings import Settings
+
+log = logging.getLogger("flyt")
+
+NO_DEVICE = 100
+INITIALIZATION_ERROR = 3
+
+
+class _ThreadState(threading.local):
+    """CUDA keeps these per host thread."""
+
+    last_error = 0
+    last_failure = ""
+    device = 0
+
+
+thread = _ThreadState()
+
+_lock = threading.Lock()
+_session: Session | None = None
+_unavailable: str | None = None
+_forked = False
+
+
+def connect(endpoint: str | None = None, region: str | None = None) -> Session:
+    """Make a new session and let all further calls of this process use it.
+
+    Parameters
+    ----------
+    endpoint : str, optional
+        ``ipc:///path``, ``tcp://host:port`` or ``emulated:``; default ``FLYT_BACKEND``, else the
+        local default endpoint.
+    region : str, optional
+        Path of the shared region in this process; default ``FLYT_REGION``, else what the backend
+        names.
+
+    Returns
+    -------
+    Session
+        A context manager; ``close()`` gives everything back. An earlier session is closed first:
+        its device pointers end with it.
+
+    Raises
+    ------
+    FlytError
+        There is no backend, or it refused; the message says why and what to do.
+    """
+    global _session, _unavailable, _forked  # noqa: PLW0603 - the one place that sets them
+    with _lock:
+        old, _session = _session, None
+        if old is not None:
+            old.close()
+        _unavailable, _forked = None, False
+        thread.device = 0
+        _session = Session(Settings.read(endpoint, region))
+        return _session
+
+
+def current() -> Session:
+    """The session of this process, made now if there is none.
+
+    Raises
+    ------
+    DeviceError
+        cudaErrorNoDevice without a backend, cudaErrorInitializationError in a forked child.
+    Lost
+        The session ended; `connect` makes a new one.
+    """
+    global _session, _unavailable  # noqa: PLW0603 - the one place that sets them
+    session = _session
+    if session is not None:
+        session.collect()
+        return session
+    with _lock:
+        if _forked:
+            raise DeviceError(
+                INITIALIZATION_ERROR,
+                "this process was forked after its parent's first CUDA call; use spawn, or call "
+                "flyt.connect() here",
+            )
+        if _session is None:
+            if _unavailable is not None:
+                raise DeviceError(NO_DEVICE, _unavailable)
+            try:
+                _session = Session(Settings.read())
+            except FlytError as exc:
+                _unavailable = f"{exc} (flyt.connect() tries again)"
+                log.error("no CUDA device: %s", exc)
+                raise DeviceError(NO_DEVICE, _unavailable) from exc
+        return _session
+
+
+def existing() -> Session | None:
+    """The session if there is one; never makes one."""
+    return _session
+
+
+def lost() -> Lost | None:
+    """Why the current session ended, if it did."""
+    return _session.connection.lost if _session is not None else None
+
+
+def _after_fork_in_child() -> None:
+    global _session, _forked, _lock, _left_to_parent  # noqa: PLW0603 - a fresh process
+    _lock = threading.Lock()
+    if _session is not None:
+        _session.forget_in_child()
+        # Kept for ever: finalizers of its sockets must not run in this process.
+        _left_to_parent = _session
+        _session = None
+        _forked = True
+
+
+_left_to_parent: Session | None = None
+
+
+def _at_exit() -> None:
+    if _session is not None:
+        _session.leave_at_exit()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+atexit.register(_at_exit)

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Host arguments: an address, or any object with the buffer protocol.
+
+The same arguments as in ``cuda.bindings.runtime``, with three differences, all explicit: a buffer
+that is shorter than the copy, a read-only destination, and a non-contiguous array are refused
+before a byte moves.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flyt.errors import DeviceError
+
+INVALID_VALUE = 1
+ADDRESS_BITS = 64
+
+
+class HostArgument(NamedTuple):
+    """Where an argument points; ``size`` is None for a bare address, ``owner`` keeps it alive."""
+
+    address: int
+    size: int | None = None
+    readonly: bool = False
+    owner: object = None
+
+
+def size_t(value: Any) -> int:
+    """A byte count, as a C ``size_t``.
+
+    Raises
+    ------
+    OverflowError
+        Negative, or too large, as ``cuda.bindings`` raises.
+    """
+    number = operator.index(value)
+    if number < 0:
+        raise OverflowError("can't convert negative value to size_t")
+    if number >> ADDRESS_BITS:
+        raise OverflowError("value too large to convert to size_t")
+    return number
+
+
+def pointer(argument: Any) -> HostArgument:
+    """Resolve what the caller gave for a pointer.
+
+    Parameters
+    ----------
+    argument : int, None, or object with the buffer protocol
+        NumPy arrays of any dtype, ``bytes``, ``memoryview``, ``array.array``, ctypes arrays …
+
+    Raises
+    ------
+    TypeError
+        It is none of these, or an int that is no address.
+    ValueError
+        An array that is not contiguous; it is never treated as flat.
+    """
+    if argument is None:
+        return HostArgument(0)
+    if isinstance(argument, int):
+        return HostArgument(_address(argument))
+    if isinstance(argument, np.ndarray):
+        return _array(argument)
+    getter = getattr(argument, "getPtr", None)
+    if getter is not None and not isinstance(argument, (bytes, bytearray, memoryview)):
+        return _indirect(argument)
+    try:
+        view = memoryview(argument)
+    except TypeError:
+        return _indirect(argument)
+    if not view.contiguous:
+        raise ValueError(f"{type(argument).__name__} is not contiguous")
+    if view.nbytes == 0:
+        return HostArgument(0, 0, view.readonly, view)
+    flat = np.frombuffer(view.cast("B") if view.c_contiguous else view, dtype=np.uint8)
+    return HostArgument(int(flat.ctypes.data), view.nbytes, view.readonly, flat)
+
+
+def _address(value: int) -> int:
+    if not 0 <= value < 1 << ADDRESS_BITS:
+        raise TypeError(f"{value} is no address: it does not fit in {ADDRESS_BITS} bits")
+    return int(value)
+
+
+def _array(array: np.ndarray[Any, Any]) -> HostArgument:
+    if not (array.flags.c_contiguous or array.flags.f_contiguous):
+        raise ValueError("ndarray is not contiguous")
+    return HostArgument(array.ctypes.data, array.nbytes, not array.flags.writeable, array)
+
+
+def _indirect(argument: Any) -> HostArgument:
+    """NumPy integers, ctypes pointers, and cuda-bindings' wrappers (CUdeviceptr and friends)."""
+    try:
+        return HostArgument(_address(operator.index(argument)))
+    except TypeError:
+        pass
+    try:
+        return HostArgument(_address(int(argument)), owner=argument)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"Provided argument is of type {type(argument)} but expected an int, None or an object "
+            "with the buffer protocol"
+        ) from None
+
+
+def check_source(argument: HostArgument, count: int) -> None:
+    """Refuse to read past the end of a buffer whose size is known."""
+    if argument.size is not None and count > argument.size:
+        raise DeviceError(
+            INVALID_VALUE,
+            f"the source buffer has {argument.size} bytes, {count} were to be read",
+        )
+
+
+def check_destination(argument: HostArgument, count: int) -> None:
+    """Refuse to write to read-only memory or past the end of a buffer."""
+    if argument.readonly:
+        raise DeviceError(INVALID_VALUE, "the destination buffer is read-only")
+    if argument.size is not None and count > argument.size:
+        raise DeviceError(
+            INVALID_VALUE,
+            f"the destination buffer has {argument.size} bytes, {count} were to be written",
+        )

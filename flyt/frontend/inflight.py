@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The in-flight table: every command that was sent and not yet answered."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+class Pending:
+    """One command on its way.
+
+    Attributes
+    ----------
+    id, name, size : int, str, int
+        The command and the bytes it moves.
+    pages : tuple of int
+        First index and length of the window bytes it holds; (0, 0) for none.
+    ended : bool
+        Whether the session was lost before an answer came.
+    done : bool
+        Whether its answer is there; ``status``, ``values``, ``payload`` and ``text`` are it.
+    finish : callable or None
+        Run once, under the connection's lock, when the answer comes or the session is lost.
+    """
+
+    __slots__ = (
+        "done", "ended", "event", "finish", "id", "issued", "name", "pages", "payload", "posted",
+        "size", "status", "text", "values",
+    )  # fmt: skip
+
+    def __init__(self, number: int, name: str, size: int, pages: tuple[int, int]) -> None:
+        self.id = number
+        self.name = name
+        self.size = size
+        self.pages = pages
+        self.issued = time.monotonic()
+        self.posted = False
+        self.done = False
+        self.ended = False
+        self.status = 0
+        self.values: tuple[int, ...] = ()
+        self.payload: bytes | None = None
+        self.text = ""
+        self.event: threading.Event | None = None
+        self.finish: Callable[[Pending], None] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class InflightCommand:
+    """One line of `flyt.inflight`: command, bytes it moves, seconds since it was sent, and the
+    first index and length of the window bytes that it holds."""
+
+    id: int
+    name: str
+    size: int
+    age: float
+    pages: tuple[int, int]
+
+
+class InflightTable:
+    """Commands by id. Guarded by the connection's lock."""
+
+    def __init__(self) -> None:
+        self._pending: dict[int, Pending] = {}
+        self._last = 0
+
+    def next_id(self) -> int:
+        self._last += 1
+        return self._last
+
+    def add(self, pending: Pending) -> None:
+        self._pending[pending.id] = pending
+
+    def answer(self, number: int, **answer: Any) -> Pending | None:
+        """Take an answered command out; None for an id that is not in flight."""
+        pending = self._pending.pop(number, None)
+        if pending is not None:
+            self._settle(pending, **answer)
+        return pending
+
+    def fail_all(self, status: int, text: str) -> list[Pending]:
+        """Every command ends with this status: the session is lost."""
+        ended = list(self._pending.values())
+        self._pending.clear()
+        for pending in ended:
+            pending.ended = True
+            self._settle(pending, status=status, text=text)
+        return ended
+
+    @staticmethod
+    def _settle(
+        pending: Pending,
+        *,
+        status: int,
+        text: str,
+        values: tuple[int, ...] = (),
+        payload: bytes | None = None,
+    ) -> None:
+        pending.status, pending.text = status, text
+        pending.values, pending.payload = values, payload
+        pending.done = True
+        finish, pending.finish = pending.finish, None
+        if finish is not None:
+            finish(pending)
+        if pending.event is not None:
+            pending.event.set()
+
+    def waiting(self) -> Pending | None:
+        """Some command whose caller sleeps in an event, if there is one."""
+        return next((p for p in self._pending.values() if p.event is not None), None)
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def snapshot(self) -> list[InflightCommand]:
+        """What is in flight now, oldest first."""
+        now = time.monotonic()
+        return [
+            InflightCommand(p.id, p.name, p.size, now - p.issued, p.pages)
+            for p in list(self._pending.values())
+        ]
+
+    def describe(self) -> str:
+        """One clause for error messages."""
+        lines = [f"{c.name} #{c.id} ({c.size} bytes, {c.age:.1f} s)" for c in self.snapshot()]
+        if not lines:
+            return "nothing was in flight"
+        shown = ", ".join(lines[:4]) + (f" and {len(lines) - 4} more" if len(lines) > 4 else "")  # noqa: PLR2004
+        return f"in flight: {shown}"

@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A session: this process's connection, memory and tables at one backend.
+
+A session is never resumed: when it is lost, all it had is lost, and every call says so until
+`flyt.connect` makes a new one.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+from types import TracebackType
+from typing import Any
+
+from flyt.errors import (
+    CommandTimeout,
+    DeviceError,
+    FlytError,
+    ProtocolError,
+    RegionError,
+    SessionLost,
+)
+from flyt.frontend.connection import Connection, Deadline
+from flyt.frontend.greeting import greet
+from flyt.frontend.inflight import InflightCommand
+from flyt.frontend.launcher import Launched, launch
+from flyt.frontend.pointers import Allocation, Place, PointerMap, Space
+from flyt.frontend.reservations import Reservations
+from flyt.frontend.settings import Settings
+from flyt.frontend.staging import StagingSlots
+from flyt.frontend.statistics import Statistics
+from flyt.frontend.transfer import InlineWay, StagedWay, Transfers, Way
+from flyt.frontend.window_memory import WindowMemory
+from flyt.rpc import messages as m
+from flyt.rpc.endpoints import Endpoint
+from flyt.rpc.sockets import open_context
+from flyt.shm import memory
+from flyt.shm.copy import CopyEngine
+from flyt.shm.runtime_dir import runtime_dir
+
+INVALID_VALUE = 1
+MEMORY_ALLOCATION = 2
+INVALID_DEVICE = 101
+
+ADDRESS_TRIES = 8
+"""Device blocks that may collide with host memory of this process before cudaMalloc fails."""
+
+GOODBYE_SECONDS = 5.0
+"""How long an orderly close waits for the backend to give everything back."""
+
+
+class Session:
+    """One session with a backend; made by `flyt.connect` or by the first CUDA call.
+
+    Parameters
+    ----------
+    settings : Settings
+
+    Raises
+    ------
+    FlytError
+        No backend, refused, or incompatible; the message says which.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.pid = os.getpid()
+        self.counts = Statistics()
+        self.pointers = PointerMap()
+        self.reservations = Reservations()
+        self.memory: WindowMemory | None = None
+        self.garbage: collections.deque[int] = collections.deque()
+        """Addresses of dropped `flyt.pinned_empty` arrays: finalizers never send, so the next
+        call frees them."""
+        self.arrays: dict[int, int] = {}
+        """Address and size of the living arrays of `flyt.pinned_empty`."""
+        self._engine = CopyEngine()
+        self._slot_size = 0
+        self._slot_count = 0
+        self._launched: Launched | None = None
+        self._context = open_context()
+        self._closed = False
+        endpoint = Endpoint.parse(settings.endpoint)
+        deadline = Deadline.after(settings.connect_seconds)
+        if endpoint.scheme == "emulated":
+            self._launched = launch(endpoint.path, deadline)
+            endpoint = Endpoint.parse(self._launched.endpoint)
+        try:
+            self.welcome = greet(self._context, endpoint, deadline)
+            where = endpoint.session(self.welcome.port, self.welcome.path)
+            self.connection = Connection(
+                self._context, where, self.welcome.heartbeat_ms, self.welcome.credits
+            )
+            way = self._attach(endpoint)
+        except BaseException:
+            self._discard()
+            raise
+        self.transfers = Transfers(self.connection, way, self._engine, self.pid, self.counts)
+
+    # --- making it ---
+
+    def _attach(self, endpoint: Endpoint) -> Way:
+        """Attach with a window; inline where none can be shared, with a warning."""
+        try:
+            return self._attach_window(endpoint)
+        except RegionError as exc:
+            if self.memory is not None:
+                self.memory.close([])
+                self.memory = None
+            self.counts.fallback("fallback_inline", f"payloads travel inline, which is slow: {exc}")
+        self.connection.call(lambda number: m.Attach(number, self.welcome.token, True, 0, 0, (), 0))
+        return InlineWay(self.connection, self.welcome.inline_chunk, self.counts)
+
+    def _attach_window(self, endpoint: Endpoint) -> Way:
+        welcome = self.welcome
+        if not welcome.region:
+            raise RegionError("the backend serves without a region")
+        path = self.settings.region or welcome.region
+        if not (self.settings.region or endpoint.is_loopback()):
+            raise RegionError(
+                f"{endpoint} is another host: set FLYT_REGION to the region's path on this one"
+            )
+        lock_file = welcome.lock_file
+        if not os.path.isdir(os.path.dirname(lock_file)):  # another mount namespace or guest
+            lock_file = os.path.join(runtime_dir(), os.path.basename(lock_file))
+        self.memory = WindowMemory(path, welcome, lock_file)
+        count, size = self.settings.staging(welcome.region_size, welcome.page_size)
+        pages = max(2, -(-count * size // welcome.page_size))
+        self.memory.attach(self.connection, welcome.token, pages)
+        index, length = self.memory.staging
+        if length < pages * welcome.page_size:
+            self.counts.fallback(
+                "fallback_small_staging",
+                f"the region is nearly full: {length} bytes of staging instead of {count * size}",
+            )
+        slots = StagingSlots(self._base() + index, index, length, count, size)
+        self._slot_size, self._slot_count = slots.size, slots.count
+        return StagedWay(self.connection, slots, self._engine, self.pid, self.counts)
+
+    def _base(self) -> int:
+        if self.memory is None or self.memory.window is None:
+            raise RegionError("the session has no window")
+        return self.memory.window.base
+
+    # --- facts ---
+
+    @property
+    def devices(self) -> list[dict[str, Any]]:
+        """What WELCOME told of each device."""
+        return list(self.welcome.snapshot["devices"])
+
+    def check_device(self, ordinal: int) -> int:
+        """The ordinal, or cudaErrorInvalidDevice."""
+        if not 0 <= ordinal < len(self.devices):
+            raise DeviceError(
+                INVALID_DEVICE, f"device {ordinal} does not exist, there are {len(self.devices)}"
+            )
+        return ordinal
+
+    def inflight(self) -> list[InflightCommand]:
+        """Commands that were sent and not answered yet, oldest first."""
+        with self.connection.lock:
+            return self.connection.inflight.snapshot()
+
+    def statistics(self) -> dict[str, int]:
+        """Counters of `flyt.frontend.statistics`, and the sizes the session works with (bytes)."""
+        window = self.memory.geometry.size if self.memory is not None else 0
+        return {
+            **self.counts.snapshot(),
+            "inflight": len(self.connection.inflight),
+            "slot_size": self._slot_size,
+            "slots": self._slot_count,
+            "window_size": self._slot_size * self._slot_count,
+            "region_size": window,
+        }
+
+    def place(self, address: int, size: int) -> Place:
+        """Where an address range lies; see `PointerMap.place`."""
+        with self.connection.lock:
+            return self.pointers.place(address, size)
+
+    # --- device memory ---
+
+    def allocate(self, size: int, device: int) -> int:
+        """cudaMalloc of ``size`` > 0 bytes."""
+        taken = 0
+        for _ in range(ADDRESS_TRIES):
+            answer = self.connection.call(_malloc(device, size, taken))
+            if len(answer.values) != 1:
+                raise ProtocolError("the backend's answer to MALLOC holds no address")
+            address = answer.values[0]
+            with self.connection.lock:
+                if self.reservations.take(address, size):
+                    self.pointers.add(Allocation(Space.DEVICE, address, size, device))
+                    return address
+            taken = address
+        raise DeviceError(
+            MEMORY_ALLOCATION,
+            f"{ADDRESS_TRIES} device addresses were all in use in this process, last {taken:#x}",
+        )
+
+    def free(self, address: int) -> None:
+        """cudaFree of a block's address."""
+        with self.connection.lock:
+            block = self.pointers.remove(address, Space.DEVICE)
+        # The reservation ends after the block: no host mapping may slip in before.
+        self.connection.call(lambda number: m.Free(number, address), size=block.size)
+        with self.connection.lock:
+            self.reservations.give(address, block.size)
+
+    def memory_info(self, device: int) -> tuple[int, int]:
+        """cudaMemGetInfo: free and total bytes."""
+        answer = self.connection.call(lambda number: m.MemInfo(number, device))
+        if len(answer.values) != 2:  # noqa: PLR2004 - free, total
+            raise ProtocolError("the backend's answer to MEM_INFO is not two numbers")
+        return answer.values[0], answer.values[1]
+
+    def synchronize(self, device: int) -> None:
+        """cudaDeviceSynchronize, for this session's work alone."""
+        self.connection.call(lambda number: m.Synchronize(number, device))
+        self.connection.raise_deferred()
+
+    # --- pinned memory ---
+
+    def allocate_pinned(self, size: int, flags: int, device: int) -> int:
+        """cudaHostAlloc of ``size`` > 0 bytes: in the window, else (inline) private memory."""
+        if self.memory is None:
+            try:
+                address, index, vpn = memory.anonymous(size), -1, 0
+            except MemoryError as exc:
+                raise DeviceError(MEMORY_ALLOCATION, str(exc)) from exc
+        else:
+            address, index, vpn = self.memory.allocate(self.connection, size)
+        with self.connection.lock:
+            self.pointers.add(
+                Allocation(Space.PINNED, address, size, device, index=index, vpn=vpn, flags=flags)
+            )
+        return address
+
+    def free_pinned(self, address: int) -> None:
+        """cudaFreeHost of an allocation's address."""
+        with self.connection.lock:
+            block = self.pointers.remove(address, Space.PINNED)
+        if self.memory is None:
+            memory.release(address, -(-block.size // memory.OS_PAGE) * memory.OS_PAGE)
+        else:
+            self.memory.free(self.connection, block.vpn)
+
+    def collect(self) -> None:
+        """Free what finalizers left."""
+        while self.garbage:
+            self.free_pinned(self.garbage.popleft())
+
+    # --- the end ---
+
+    def close(self) -> None:
+        """End the session and give everything back; waits a few seconds at most.
+
+        Arrays of `flyt.pinned_empty` stay readable and writable, as ordinary memory.
+        """
+        if self._closed or os.getpid() != self.pid:
+            return
+        try:
+            pending = self.connection.submit(lambda number: m.Bye(number))
+            self.connection.wait_at_most(pending, GOODBYE_SECONDS)
+        except (SessionLost, CommandTimeout):
+            pass  # it ended from the other side; what it had is given back all the same
+        self._discard()
+
+    def _discard(self) -> None:
+        self._closed = True
+        connection = getattr(self, "connection", None)
+        if connection is not None:
+            connection.close()
+        if self.memory is not None:
+            self.memory.close(list(self.arrays.items()))
+        self.reservations.clear()
+        self._engine.close()
+        self._context.term()
+        if self._launched is not None:
+            self._launched.end()
+
+    def leave_at_exit(self) -> None:
+        """At interpreter exit: say goodbye, touch no memory; the kernel takes the rest."""
+        if self._closed or os.getpid() != self.pid:
+            return
+        try:
+            pending = self.connection.submit(lambda number: m.Bye(number))
+            self.connection.wait_at_most(pending, GOODBYE_SECONDS)
+            self.connection.close()
+            self._context.term()
+        except FlytError:
+            self.connection.close()
+        if self._launched is not None:
+            self._launched.end()
+
+    def forget_in_child(self) -> None:
+        """After a fork, in the child: this session is the parent's."""
+        self._closed = True
+        self.connection.forget_in_child()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _malloc(device: int, size: int, taken: int) -> Any:
+    return lambda number: m.Malloc(number, device, size, taken)

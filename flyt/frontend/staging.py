@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Staging slots: where pageable memory passes through the window.
+
+A slot is free, in the hands of the thread that fills or drains it, or held by a command whose
+answer gives it back. Nobody waits for a slot while holding one.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+
+from flyt.frontend.connection import Connection
+from flyt.frontend.inflight import Pending
+
+_HANDOVER_SECONDS = 0.05
+"""A lost wake-up costs at most this much."""
+
+
+class Slot(NamedTuple):
+    """``address`` in this process, ``at`` in the window."""
+
+    address: int
+    at: int
+
+
+class StagingSlots:
+    """Equal slots over the staging area.
+
+    Parameters
+    ----------
+    base, index, length : int
+        Address of the window's staging area, its index, its bytes.
+    count, size : int
+        Wanted slots; if the area is smaller, the slots are.
+    """
+
+    def __init__(self, base: int, index: int, length: int, count: int, size: int) -> None:
+        self.size = min(size, length // count // 4096 * 4096) or length // 2
+        self.count = max(2, min(count, length // self.size))
+        self._free = [
+            Slot(base + i * self.size, index + i * self.size) for i in reversed(range(self.count))
+        ]
+        self._held: dict[Slot, Pending] = {}
+        self._freed = threading.Condition(threading.Lock())
+
+    def try_take(self) -> Slot | None:
+        """A free slot, or None at once."""
+        with self._freed:
+            return self._free.pop() if self._free else None
+
+    def take(self, connection: Connection) -> Slot:
+        """A free slot, waiting for the oldest command that holds one.
+
+        Raises
+        ------
+        SessionLost
+            The session ended meanwhile.
+        """
+        while True:
+            with self._freed:
+                if self._free:
+                    return self._free.pop()
+                oldest = next(iter(self._held.values()), None)
+                if oldest is None:  # other threads fill or drain them all
+                    self._freed.wait(_HANDOVER_SECONDS)
+                    continue
+            connection.wait(oldest)
+
+    def give(self, slot: Slot) -> None:
+        """Back to the free ones; from any thread."""
+        with self._freed:
+            self._held.pop(slot, None)
+            if slot not in self._free:  # a lost session's answers may come twice
+                self._free.append(slot)
+            self._freed.notify()
+
+    def hold(self, slot: Slot, pending: Pending) -> None:
+        """Note that the answer to ``pending`` will give the slot back."""
+        with self._freed:
+            if not pending.done:
+                self._held[slot] = pending

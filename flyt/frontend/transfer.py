@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How bytes move: one strategy for each pair of places, chosen from a table.
+
+All run in the order of the session's commands. When a strategy returns, host memory that it read
+may be changed and host memory that it wrote is complete.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from typing import Protocol
+
+from flyt.errors import DeviceError
+from flyt.frontend.connection import Connection
+from flyt.frontend.inflight import Pending
+from flyt.frontend.pointers import Place, Space
+from flyt.frontend.staging import Slot, StagingSlots
+from flyt.frontend.statistics import Statistics
+from flyt.rpc import messages as m
+from flyt.shm import memory
+from flyt.shm.copy import CopyEngine
+
+INLINE_DEPTH = 4
+"""Inline payloads in flight: enough to hide a round trip, little enough to stay out of others' way."""
+
+
+class Way(Protocol):
+    """Moves pageable bytes to and from the device."""
+
+    def to_device(self, destination: int, source: int, size: int) -> None: ...
+
+    def to_host(self, destination: int, source: int, size: int) -> None: ...
+
+
+class StagedWay:
+    """Through the staging slots of the window: while one slot's DMA runs, the next is filled."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        slots: StagingSlots,
+        engine: CopyEngine,
+        pid: int,
+        statistics: Statistics,
+    ) -> None:
+        self._connection = connection
+        self._slots = slots
+        self._engine = engine
+        self._pid = pid
+        self._statistics = statistics
+
+    def to_device(self, destination: int, source: int, size: int) -> None:
+        """Posted slot by slot; the source may be changed as soon as this returns."""
+        slots, pid = self._slots, self._pid
+        for offset in range(0, size, slots.size):
+            length = min(slots.size, size - offset)
+            slot = slots.take(self._connection)
+            try:
+                self._engine.copy(slot.address, source + offset, length)
+                pending = self._connection.submit(
+                    _copy_in(destination + offset, slot.at, length, pid),
+                    size=length,
+                    pages=(slot.at, length),
+                    finish=_giver(slots, slot),
+                    posted=True,
+                )
+            except BaseException:
+                slots.give(slot)
+                raise
+            slots.hold(slot, pending)
+        self._statistics.add("staged_h2d_bytes", size)
+
+    def to_host(self, destination: int, source: int, size: int) -> None:
+        """Requests for as many slots as are free; each is drained as its DMA ends."""
+        slots = self._slots
+        flying: collections.deque[tuple[Pending, Slot, int, int]] = collections.deque()
+        offset = 0
+        try:
+            while offset < size or flying:
+                while offset < size:
+                    # Whoever has a request in flight must not wait for a slot: others may do so too.
+                    slot = slots.try_take() if flying else slots.take(self._connection)
+                    if slot is None:
+                        break
+                    length = min(slots.size, size - offset)
+                    flying.append(self._request(slot, source, offset, length))
+                    offset += length
+                self._drain(flying[0], destination)
+                slots.give(flying.popleft()[1])
+        except BaseException:
+            # A request that is still in flight writes into its slot until it is answered.
+            for pending, slot, _, _ in flying:
+                self._abandon(pending, slot)
+            raise
+        self._statistics.add("staged_d2h_bytes", size)
+
+    def _request(
+        self, slot: Slot, source: int, offset: int, length: int
+    ) -> tuple[Pending, Slot, int, int]:
+        try:
+            pending = self._connection.submit(
+                _copy_out(source + offset, slot.at, length, self._pid),
+                size=length,
+                pages=(slot.at, length),
+            )
+        except BaseException:
+            self._slots.give(slot)
+            raise
+        return pending, slot, offset, length
+
+    def _drain(self, flight: tuple[Pending, Slot, int, int], destination: int) -> None:
+        pending, slot, offset, length = flight
+        self._connection.wait(pending)
+        self._connection.checked(pending)
+        self._engine.copy(destination + offset, slot.address, length)
+
+    def _abandon(self, pending: Pending, slot: Slot) -> None:
+        with self._connection.lock:
+            if not pending.done:
+                pending.finish = _giver(self._slots, slot)
+                self._slots.hold(slot, pending)
+                return
+        self._slots.give(slot)
+
+
+class InlineWay:
+    """On the session's socket, in chunks: for sessions without a window."""
+
+    def __init__(self, connection: Connection, chunk: int, statistics: Statistics) -> None:
+        self._connection = connection
+        self._chunk = chunk
+        self._statistics = statistics
+
+    def to_device(self, destination: int, source: int, size: int) -> None:
+        flying: collections.deque[Pending] = collections.deque()
+        for offset in range(0, size, self._chunk):
+            length = min(self._chunk, size - offset)
+            if len(flying) == INLINE_DEPTH:
+                self._settle(flying.popleft())
+            flying.append(
+                self._connection.submit(
+                    _push(destination + offset, length),
+                    size=length,
+                    payload=bytes(memory.view(source + offset, length)),
+                )
+            )
+        while flying:
+            self._settle(flying.popleft())
+        self._statistics.add("inline_h2d_bytes", size)
+
+    def to_host(self, destination: int, source: int, size: int) -> None:
+        flying: collections.deque[tuple[Pending, int, int]] = collections.deque()
+        offset = 0
+        while offset < size or flying:
+            while offset < size and len(flying) < INLINE_DEPTH:
+                length = min(self._chunk, size - offset)
+                pending = self._connection.submit(_pull(source + offset, length), size=length)
+                flying.append((pending, offset, length))
+                offset += length
+            pending, at, length = flying.popleft()
+            self._settle(pending)
+            if pending.payload is None or len(pending.payload) != length:
+                raise DeviceError(999, "the backend's inline answer has not the size asked for")
+            memory.view(destination + at, length)[:] = pending.payload
+        self._statistics.add("inline_d2h_bytes", size)
+
+    def _settle(self, pending: Pending) -> None:
+        self._connection.wait(pending)
+        self._connection.checked(pending)
+
+
+class Transfers:
+    """Copies and fills of one session.
+
+    Parameters
+    ----------
+    way : Way
+        For memory that the device can't read where it is.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        way: Way,
+        engine: CopyEngine,
+        pid: int,
+        statistics: Statistics,
+    ) -> None:
+        self._connection = connection
+        self._way = way
+        self._engine = engine
+        self._pid = pid
+        self._statistics = statistics
+
+    def copy(self, destination: Place, source: Place, size: int) -> None:
+        """cudaMemcpy between places that were checked."""
+        _STRATEGIES[destination.space, source.space](self, destination, source, size)
+
+    def fill(self, place: Place, value: int, size: int) -> None:
+        """cudaMemset: posted on the device; done on return in pinned memory."""
+        if place.space == Space.DEVICE:
+            self._connection.submit(
+                lambda number: m.Memset(number, place.address, value, size), size=size, posted=True
+            )
+            return
+        memory.fill(place.address, value, size)
+
+    def _to_device(self, destination: Place, source: Place, size: int) -> None:
+        if source.index < 0:
+            self._way.to_device(destination.address, source.address, size)
+            return
+        self._connection.call(
+            _copy_in(destination.address, source.index, size, self._pid),
+            size=size,
+            pages=(source.index, size),
+        )
+        self._statistics.add("pinned_h2d_bytes", size)
+
+    def _to_host(self, destination: Place, source: Place, size: int) -> None:
+        if destination.index < 0:
+            self._way.to_host(destination.address, source.address, size)
+            return
+        self._connection.call(
+            _copy_out(source.address, destination.index, size, self._pid),
+            size=size,
+            pages=(destination.index, size),
+        )
+        self._statistics.add("pinned_d2h_bytes", size)
+
+    def _on_device(self, destination: Place, source: Place, size: int) -> None:
+        # CUDA: a device-to-device cudaMemcpy does not wait for the host's sake, so it is posted.
+        self._connection.submit(
+            lambda number: m.CopyOn(number, destination.address, source.address, size),
+            size=size,
+            posted=True,
+        )
+        self._statistics.add("device_to_device_bytes", size)
+
+    def _on_host(self, destination: Place, source: Place, size: int) -> None:
+        self._engine.copy(destination.address, source.address, size)
+        self._statistics.add("host_to_host_bytes", size)
+
+
+_Strategy = Callable[[Transfers, Place, Place, int], None]
+
+_STRATEGIES: dict[tuple[Space, Space], _Strategy] = {
+    (Space.DEVICE, Space.PAGEABLE): Transfers._to_device,
+    (Space.DEVICE, Space.PINNED): Transfers._to_device,
+    (Space.PAGEABLE, Space.DEVICE): Transfers._to_host,
+    (Space.PINNED, Space.DEVICE): Transfers._to_host,
+    (Space.DEVICE, Space.DEVICE): Transfers._on_device,
+    (Space.PAGEABLE, Space.PAGEABLE): Transfers._on_host,
+    (Space.PAGEABLE, Space.PINNED): Transfers._on_host,
+    (Space.PINNED, Space.PAGEABLE): Transfers._on_host,
+    (Space.PINNED, Space.PINNED): Transfers._on_host,
+}
+
+
+def _giver(slots: StagingSlots, slot: Slot) -> Callable[[Pending], None]:
+    return lambda _: slots.give(slot)
+
+
+def _copy_in(address: int, index: int, size: int, pid: int) -> Callable[[int], m.CopyIn]:
+    return lambda number: m.CopyIn(number, address, index, size, pid)
+
+
+def _copy_out(address: int, index: int, size: int, pid: int) -> Callable[[int], m.CopyOut]:
+    return lambda number: m.CopyOut(number, address, index, size, pid)
+
+
+def _push(address: int, size: int) -> Callable[[int], m.Push]:
+    return lambda number: m.Push(number, address, size)
+
+
+def _pull(address: int, size: int) -> Callable[[int], m.Pull]:
+    return lambda number: m.Pull(number, address, size)

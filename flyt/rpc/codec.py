@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From declared messages to bytes and back: one encoder and one checking decoder.
+
+A message is a frozen dataclass whose fields are annotated with the types below; a `Vocabulary`
+maps numeric codes to such classes. On the wire a message is one MessagePack array: the code,
+then the fields in order. Whatever bytes come in, `Vocabulary.decode` either returns a message
+whose every field was checked, or raises `ProtocolError`; nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+import msgpack
+
+from flyt.errors import ProtocolError
+
+Checker = Callable[[Any], Any]
+
+MAX_MESSAGE_BYTES = 4 << 20
+"""No control message needs more: a page table of 65,536 scattered runs packs to under 1 MiB."""
+
+MAX_RUNS = 65_536
+"""The kernel allows a process about 65,000 mappings, so no window has more runs."""
+
+
+class _Bad(Exception):
+    """A field's check failed; turned into ProtocolError where the field's name is known."""
+
+
+def _unsigned(bits: int) -> Checker:
+    limit = 1 << bits
+
+    def check(value: Any) -> int:
+        if type(value) is not int or not 0 <= value < limit:
+            raise _Bad(f"should be an integer of {bits} bits")
+        return value
+
+    return check
+
+
+def _flag(value: Any) -> bool:
+    if type(value) is not bool:
+        raise _Bad("should be a boolean")
+    return value
+
+
+def _octets(low: int, high: int) -> Checker:
+    def check(value: Any) -> bytes:
+        if type(value) is not bytes or not low <= len(value) <= high:
+            raise _Bad(f"should be {low} to {high} bytes")
+        return value
+
+    return check
+
+
+def _text(high: int) -> Checker:
+    def check(value: Any) -> str:
+        if type(value) is not str or len(value) > high:
+            raise _Bad(f"should be text of at most {high} characters")
+        return value
+
+    return check
+
+
+def _numbers(high: int) -> Checker:
+    item = _unsigned(64)
+
+    def check(value: Any) -> tuple[int, ...]:
+        if type(value) not in (list, tuple) or len(value) > high:
+            raise _Bad(f"should be a list of at most {high} integers")
+        return tuple(item(v) for v in value)
+
+    return check
+
+
+def _runs(value: Any) -> tuple[tuple[int, int], ...]:
+    item = _unsigned(64)
+    if type(value) not in (list, tuple) or len(value) > MAX_RUNS:
+        raise _Bad(f"should be a list of at most {MAX_RUNS} runs")
+    out = []
+    for run in value:
+        if type(run) not in (list, tuple) or len(run) != 2:
+            raise _Bad("should hold runs of the form [first, count]")
+        out.append((item(run[0]), item(run[1])))
+    return tuple(out)
+
+
+def _document(value: Any) -> dict[str, Any]:
+    if type(value) is not dict or not all(type(k) is str for k in value):
+        raise _Bad("should be a map with text keys")
+    return value
+
+
+U8 = Annotated[int, _unsigned(8)]
+U32 = Annotated[int, _unsigned(32)]
+U64 = Annotated[int, _unsigned(64)]
+Flag = Annotated[bool, _flag]
+Token = Annotated[bytes, _octets(16, 16)]
+Text = Annotated[str, _text(4096)]
+Numbers = Annotated[tuple[int, ...], _numbers(64)]
+Frames = Annotated[tuple[int, ...], _numbers(1 << 20)]
+Runs = Annotated[tuple[tuple[int, int], ...], _runs]
+Document = Annotated[dict[str, Any], _document]
+"""A map for what only people and the same version read (device snapshots, status)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Shape:
+    cls: type
+    names: tuple[str, ...]
+    checks: tuple[Checker, ...]
+
+
+def _shape(cls: type) -> _Shape:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    names = tuple(f.name for f in dataclasses.fields(cls))
+    return _Shape(cls, names, tuple(hints[name].__metadata__[0] for name in names))
+
+
+class Vocabulary:
+    """The messages that may travel in one direction.
+
+    Parameters
+    ----------
+    name : str
+        Who speaks it, for error messages: "the client", "the backend".
+    messages : mapping of int to type
+        Message classes by wire code.
+    """
+
+    def __init__(self, name: str, messages: Mapping[int, type]) -> None:
+        self.name = name
+        self._shapes = {code: _shape(cls) for code, cls in messages.items()}
+        self._codes = {shape.cls: code for code, shape in self._shapes.items()}
+        self._names = {shape.cls: shape.names for shape in self._shapes.values()}
+
+    def __contains__(self, cls: type) -> bool:
+        return cls in self._codes
+
+    def encode(self, message: Any) -> bytes:
+        """Pack a message of this vocabulary."""
+        cls = type(message)
+        fields = [getattr(message, name) for name in self._names[cls]]
+        return typing.cast(bytes, msgpack.packb([self._codes[cls], *fields]))
+
+    def decode(self, data: bytes | memoryview) -> Any:
+        """Unpack and check one message.
+
+        Raises
+        ------
+        ProtocolError
+            For any bytes that are not exactly one well-formed message of this vocabulary.
+        """
+        items = self._unpack(data)
+        if not items or type(items[0]) is not int or items[0] not in self._shapes:
+            raise ProtocolError(f"{self.name} sent a message of unknown type")
+        shape = self._shapes[items[0]]
+        if len(items) - 1 != len(shape.checks):
+            raise ProtocolError(
+                f"{self.name} sent {shape.cls.__name__} with {len(items) - 1} fields, "
+                f"not {len(shape.checks)}"
+            )
+        values = []
+        for name, check, value in zip(shape.names, shape.checks, items[1:], strict=True):
+            try:
+                values.append(check(value))
+            except _Bad as bad:
+                raise ProtocolError(
+                    f"{self.name} sent {shape.cls.__name__}.{name} that {bad}"
+                ) from None
+        return shape.cls(*values)
+
+    def _unpack(self, data: bytes | memoryview) -> list[Any]:
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise ProtocolError(
+                f"{self.name} sent a control message of {len(data)} bytes; "
+                f"the limit is {MAX_MESSAGE_BYTES}"
+            )
+        try:
+            items = msgpack.unpackb(data)
+        except (ValueError, TypeError, msgpack.UnpackException, RecursionError, MemoryError) as exc:
+            raise ProtocolError(f"{self.name} sent bytes that are no MessagePack: {exc!r}") from exc
+        if type(items) is not list:
+            raise ProtocolError(f"{self.name} sent MessagePack that is no message")
+        return items

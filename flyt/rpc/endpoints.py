@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Endpoints as people write them: ``ipc:///path``, ``tcp://host:port``, ``emulated:``."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import os
+
+from flyt.errors import ConfigurationError
+
+SUN_PATH_LIMIT = 107
+"""Linux's limit for the path of a UNIX socket, without the closing zero."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One parsed endpoint; ``path`` is set for ipc, ``host`` and ``port`` for tcp."""
+
+    scheme: str
+    path: str = ""
+    host: str = ""
+    port: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Endpoint:
+        """Parse what a user wrote.
+
+        Raises
+        ------
+        ConfigurationError
+            Names the text and the three forms that are understood.
+        """
+        scheme, colon, rest = text.partition(":")
+        if scheme == "emulated" and colon:
+            return cls("emulated", path=rest)
+        if scheme == "ipc" and rest.startswith("//") and len(rest) > 2:
+            return cls("ipc", path=_checked_path(rest[2:]))
+        if scheme == "tcp" and rest.startswith("//"):
+            return _tcp(text, rest[2:])
+        raise ConfigurationError(
+            f"endpoint {text!r} is not understood; "
+            "use ipc:///path/of/socket, tcp://host:port or emulated:"
+        )
+
+    def __str__(self) -> str:
+        if self.scheme == "ipc":
+            return f"ipc://{self.path}"
+        if self.scheme == "tcp":
+            host = f"[{self.host}]" if ":" in self.host else self.host
+            return f"tcp://{host}:{self.port or '*'}"
+        return f"{self.scheme}:{self.path}"
+
+    def session(self, port: int, path: str) -> Endpoint:
+        """Where a WELCOME's session socket is, seen from this dialled endpoint.
+
+        Only the port or file name comes from the backend: behind NAT or in a container the
+        client knows better than the backend how to reach it.
+        """
+        if self.scheme == "tcp":
+            return dataclasses.replace(self, port=port)
+        return Endpoint(
+            "ipc", path=os.path.join(os.path.dirname(self.path), os.path.basename(path))
+        )
+
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        if self.scheme != "tcp":
+            return True
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+def _checked_path(path: str) -> str:
+    if len(os.fsencode(path)) > SUN_PATH_LIMIT:
+        raise ConfigurationError(
+            f"socket path {path!r} is longer than the {SUN_PATH_LIMIT} bytes Linux allows; "
+            "use a shorter folder (FLYT_RUNTIME_DIR)"
+        )
+    return path
+
+
+def _tcp(text: str, rest: str) -> Endpoint:
+    host, _, port = rest.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    number = 0 if port == "*" else int(port) if port.isascii() and port.isdigit() else -1
+    if not host or not 0 <= number <= 0xFFFF:
+        raise ConfigurationError(f"endpoint {text!r} needs the form tcp://host:port")
+    return Endpoint("tcp", host=host, port=number)
+
+
+def port_range(text: str) -> tuple[int, int]:
+    """Parse ``A-B`` of ``--session-ports``."""
+    low, dash, high = text.partition("-")
+    if not (dash and low.isdigit() and high.isdigit() and 0 < int(low) <= int(high) <= 0xFFFF):
+        raise ConfigurationError(
+            f"port range {text!r} needs the form A-B with 1 <= A <= B <= 65535"
+        )
+    return int(low), int(high)

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every message between a frontend and a backend, declared once.
+
+Every command carries an ``id`` that the frontend counts up from 1 and gets exactly one `Result`
+with that id. Sizes, offsets and addresses are in bytes. ``index`` is an offset into the session's
+window: window address = base + index, on both sides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from flyt.rpc.codec import (
+    U8,
+    U32,
+    U64,
+    Document,
+    Flag,
+    Numbers,
+    Runs,
+    Text,
+    Token,
+    Vocabulary,
+)
+
+PROTOCOL_VERSION = 1
+
+
+class Status(IntEnum):
+    """Answers that are no cudaError_t (those are below 10,000); never shown to applications."""
+
+    ADDRESS_TAKEN = 0x1_0001
+    """The worker has something else at that address; the frontend picks another."""
+    FRAMES_REFUSED = 0x1_0002
+    """Values: the frames that belong to another session or don't exist."""
+    PROOF_FAILED = 0x1_0003
+    """The word in the control page is not the one sent: no memory is shared."""
+    PROTOCOL = 0x1_0004
+    """The command breaks the protocol; the session ends. The text says how."""
+
+
+# --- the handshake, on the daemon's main endpoint ------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First words of a client. ``version`` comes first for ever: any version is told apart."""
+
+    version: U32
+    features: Numbers
+    pid: U32
+    program: Text
+    """Command name of the client, for status displays only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    session: U64
+    token: Token
+    port: U32
+    """TCP port of the session socket on the host that was dialled; 0 for ipc."""
+    path: Text
+    """File name of the session socket, in the folder of the ipc endpoint that was dialled."""
+    epoch: U64
+    region: Text
+    """Path of the region on the backend's host; "" when the backend serves without one."""
+    region_size: U64
+    page_size: U32
+    lock_file: Text
+    credits: U32
+    inline_chunk: U64
+    heartbeat_ms: U32
+    snapshot: Document
+    """{"runtime_version", "driver_version", "devices": [{"name", "total_memory", …}]}."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The backend won't have this client. ``code`` is a cudaError_t."""
+
+    code: U32
+    text: Text
+
+
+@dataclass(frozen=True, slots=True)
+class AskStatus:
+    """Who is connected? Answered only to peers of the daemon's own user over ipc."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatusReport:
+    report: Document
+
+
+HELLO_CODES = {1: Hello, 2: AskStatus}
+WELCOME_CODES = {1: Welcome, 2: Refused, 3: StatusReport}
+
+
+# --- commands of a session, on its own socket ----------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """Binds the connection to the session. With ``inline`` there is no window, all else is 0."""
+
+    id: U64
+    token: Token
+    inline: Flag
+    base: U64
+    reserve: U64
+    """Length of the address range reserved at ``base``; the window lives inside it."""
+    table: Runs
+    """Page table: frame runs for virtual pages 0, 1, 2, …; page 0 is the control page, the
+    rest is the staging area (one registration)."""
+    proof: U64
+    """The word that the frontend wrote to the control page. Result values: [the backend's word]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grow:
+    """Maps frames at virtual page ``vpn`` as one segment and registers it as a whole."""
+
+    id: U64
+    vpn: U64
+    table: Runs
+
+
+@dataclass(frozen=True, slots=True)
+class Shrink:
+    """Gives back the segment that starts at virtual page ``vpn``."""
+
+    id: U64
+    vpn: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Malloc:
+    """Values: [device address]. ``taken`` names the block of the answer before, whose address the
+    frontend could not reserve: it is kept aside; 0 otherwise."""
+
+    id: U64
+    device: U32
+    size: U64
+    taken: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    id: U64
+    address: U64
+
+
+@dataclass(frozen=True, slots=True)
+class CopyIn:
+    """Window to device."""
+
+    id: U64
+    address: U64
+    index: U64
+    size: U64
+    pid: U32
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOut:
+    """Device to window."""
+
+    id: U64
+    address: U64
+    index: U64
+    size: U64
+    pid: U32
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOn:
+    """Device to device."""
+
+    id: U64
+    destination: U64
+    source: U64
+    size: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Inline host to device: the bytes are the message's second frame."""
+
+    id: U64
+    address: U64
+    size: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Inline device to host: the bytes are the second frame of the Result."""
+
+    id: U64
+    address: U64
+    size: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Memset:
+    id: U64
+    address: U64
+    value: U8
+    size: U64
+
+
+@dataclass(frozen=True, slots=True)
+class MemInfo:
+    """Values: [free, total]."""
+
+    id: U64
+    device: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Synchronize:
+    """Answered when all that the session gave to the device is done."""
+
+    id: U64
+    device: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    id: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """The last word of a client that leaves in order."""
+
+    id: U64
+
+
+COMMAND_CODES = {
+    1: Attach,
+    2: Grow,
+    3: Shrink,
+    4: Malloc,
+    5: Free,
+    6: CopyIn,
+    7: CopyOut,
+    8: CopyOn,
+    9: Push,
+    10: Pull,
+    11: Memset,
+    12: MemInfo,
+    13: Synchronize,
+    14: Ping,
+    15: Bye,
+}
+
+
+# --- answers of a session ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The one answer to command ``id``."""
+
+    id: U64
+    status: U32
+    """A cudaError_t, or a `Status`."""
+    taken: U64
+    """How many commands of the session were taken so far: each gives its credit back."""
+    values: Numbers
+    text: Text
+    """For people: why it failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """Gives credits back when many commands were taken and none has finished."""
+
+    taken: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Sticky:
+    """The worker's last word: its context is gone with this cudaError_t."""
+
+    code: U32
+    text: Text
+
+
+REPLY_CODES = {1: Result, 2: Credit, 3: Sticky}
+
+HELLOS = Vocabulary("the client", HELLO_CODES)
+WELCOMES = Vocabulary("the backend", WELCOME_CODES)
+COMMANDS = Vocabulary("the client", COMMAND_CODES)
+REPLIES = Vocabulary("the backend", REPLY_CODES)
+
+CREDITS = 256
+"""Commands a client may have on their way and not yet taken: bounds what one client can queue."""
+
+INLINE_CHUNK = 1 << 20
+"""Bytes of one inline payload; below it per-message costs show, above it latency of others."""
