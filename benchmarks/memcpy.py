@@ -71,8 +71,12 @@ def pageable_buffer(size: int) -> tuple[mmap.mmap, int]:
     return memory, address
 
 
-def measure(cudart: Any, sizes: list[int]) -> Speeds:
-    """Time cudaMemcpy of whatever speaks the runtime API."""
+def measure(cudart: Any, sizes: list[int], staged: Callable[[], int]) -> tuple[Speeds, int]:
+    """Time cudaMemcpy of whatever speaks the runtime API.
+
+    Also tells by how much `staged` grew while pinned memory was copied: it should not.
+    """
+    staged_by_pinned = 0
     to_device = cudart.cudaMemcpyKind.cudaMemcpyHostToDevice
     to_host = cudart.cudaMemcpyKind.cudaMemcpyDeviceToHost
 
@@ -104,11 +108,13 @@ def measure(cudart: Any, sizes: list[int]) -> Speeds:
         else:
             checked((error,))
             ctypes.memset(pinned, 0xA5, size)
+            before = staged()
             there, back = both_ways(pinned, size)
+            staged_by_pinned += staged() - before
             speeds["pinned_h2d"][str(size)], speeds["pinned_d2h"][str(size)] = there, back
             checked(cudart.cudaFreeHost(pinned))
         checked(cudart.cudaFree(device))
-    return speeds
+    return speeds, staged_by_pinned
 
 
 def measure_memcpy(sizes: list[int]) -> Speeds:
@@ -128,10 +134,19 @@ def work(contender: str, sizes: list[int]) -> dict[str, Any]:
     if contender == "native":
         from cuda.bindings import runtime
 
-        return {"speeds": measure(runtime, sizes)}
+        return {"speeds": measure(runtime, sizes, lambda: 0)[0]}
     import flyt
 
-    return {"speeds": measure(flyt, sizes), "statistics": flyt.statistics()}
+    def staged() -> int:
+        counts = flyt.statistics()
+        return counts["staged_h2d_bytes"] + counts["staged_d2h_bytes"]
+
+    speeds, staged_by_pinned = measure(flyt, sizes, staged)
+    return {
+        "speeds": speeds,
+        "staged_by_pinned_bytes": staged_by_pinned,
+        "statistics": flyt.statistics(),
+    }
 
 
 def run_contender(contender: str, sizes: list[int], environment: dict[str, str]) -> dict[str, Any]:
@@ -206,29 +221,36 @@ def run(device: str, sizes: list[int]) -> dict[str, Any]:
     }
 
 
+def figure(speed: float, size: int) -> str:
+    """A speed as people compare it: time for a small copy, throughput for a large one."""
+    return f"{size / speed / 1e3:.1f} µs" if size < MIB else f"{speed:.2f} GB/s"
+
+
 def show(found: dict[str, Any], console: Console) -> None:
     """Print Flyt's figures with their ratios to memcpy and, if it ran, to native CUDA."""
-    speeds = {name: one["speeds"] for name, one in found["contenders"].items()}
-    has_native = "native" in speeds
-    table = Table(title=f"copies, device {found['device']}: GB/s", title_justify="left")
-    table.add_column("size", justify="right")
-    table.add_column("memcpy", justify="right")
-    for kind in KINDS:
-        table.add_column(kind.replace("_", " "), justify="right")
-    for size, plain in speeds["memcpy"]["memcpy"].items():
-        cells = []
+    flyt, contenders = found["contenders"]["flyt"], found["contenders"]
+    plain = contenders["memcpy"]["speeds"]["memcpy"]
+    native = contenders["native"]["speeds"] if "native" in contenders else None
+    table = Table(title=f"cudaMemcpy, device {found['device']}", title_justify="left")
+    for title in ("size", "memcpy", *KINDS):
+        table.add_column(title.replace("_", " "), justify="right")
+    for size, memcpy in plain.items():
+        cells = [figure(memcpy, int(size))]
         for kind in KINDS:
-            ours = speeds["flyt"][kind].get(size)
-            if ours is None:
+            speed = flyt["speeds"][kind].get(size)
+            if speed is None:
                 cells.append("no room")
                 continue
-            cell = f"{ours:.2f}  {ours / plain:.2f} m"
-            native = speeds["native"][kind].get(size) if has_native else None
-            cells.append(cell + (f"  {ours / native:.2f} n" if native else ""))
-        table.add_row(f"{int(size) // KIB} KiB", f"{plain:.2f}", *cells)
-    table.caption = "m: times a plain memcpy" + ("; n: times native CUDA" if has_native else "")
-    table.caption_justify = "left"
+            cell = f"{figure(speed, int(size))}\n{speed / memcpy:.2f} m"
+            if native and native[kind].get(size):
+                cell += f"  {speed / native[kind][size]:.2f} n"
+            cells.append(cell)
+        table.add_row(f"{int(size) // KIB} KiB", *cells)
     console.print(table)
+    console.print(
+        "m: speed as a multiple of a plain memcpy's" + ("; n: of native CUDA's" * bool(native))
+    )
+    console.print(f"bytes staged by pinned copies: {flyt['staged_by_pinned_bytes']}")
 
 
 def main() -> None:

@@ -425,13 +425,7 @@ class Backend:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-@pytest.fixture
-def backend(device_kind: str) -> Iterator[Callable[..., Backend]]:
-    """Start real backends: ``backend(size="48M", page_size=None, listen=None, ...)``.
-
-    See `Backend` for the arguments. Those still running at the test's end are stopped with SIGTERM
-    and must exit with 0 and leave neither region nor sockets.
-    """
+def _backends(device_kind: str) -> Iterator[Callable[..., Backend]]:
     started: list[Backend] = []
 
     def start(**arguments: Any) -> Backend:
@@ -450,6 +444,22 @@ def backend(device_kind: str) -> Iterator[Callable[..., Backend]]:
             one.dispose()
     if faults:
         pytest.fail("\n".join(faults), pytrace=False)
+
+
+@pytest.fixture
+def backend(device_kind: str) -> Iterator[Callable[..., Backend]]:
+    """Start real backends: ``backend(size="48M", page_size=None, listen=None, ...)``.
+
+    See `Backend` for the arguments. Those still running at the test's end are stopped with SIGTERM
+    and must exit with 0 and leave neither region nor sockets.
+    """
+    yield from _backends(device_kind)
+
+
+@pytest.fixture(scope="module")
+def module_backend(device_kind: str, no_leaks_of_module: None) -> Iterator[Callable[..., Backend]]:
+    """The same for a whole module: for backends that many tests share."""
+    yield from _backends(device_kind)
 
 
 # --- real clients ----------------------------------------------------------------------------

@@ -42,6 +42,9 @@ MAX_PENDING = 256
 MESSAGES_PER_TURN = 64
 """One endpoint's share before the event loop looks at the others."""
 
+PROGRAM_LIMIT = 64
+"""Characters kept of a client's name, so that a status report of all sessions fits a message."""
+
 TEXT_LIMIT = 4096
 """Characters that the protocol has for a reason."""
 
@@ -189,7 +192,7 @@ class Handshakes:
         record = SessionRecord(
             session=pending.session,
             pid=pending.hello.pid,
-            program=pending.hello.program,
+            program=pending.hello.program[:PROGRAM_LIMIT],
             address=session_address(
                 pending.listener.endpoint, self._terms.session_ports, pending.session
             ),

@@ -58,6 +58,11 @@ class Child:
         What goes to the child, and what comes from it.
     inherit : sequence of int
         Descriptors that the child gets under the same numbers.
+
+    Raises
+    ------
+    OSError
+        When the system has no room for it: processes, memory, descriptors.
     """
 
     def __init__(
@@ -74,9 +79,12 @@ class Child:
         self._loop = loop
         self._owner = owner
         self.name = module.rpartition(".")[2]
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        parent = os.pidfd_open(os.getpid())
-        try:
+        with contextlib.ExitStack() as undo, contextlib.ExitStack() as childs:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            undo.enter_context(ours)
+            childs.enter_context(theirs)
+            parent = os.pidfd_open(os.getpid())
+            childs.callback(os.close, parent)
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", module),
@@ -87,14 +95,11 @@ class Child:
                 pass_fds=(theirs.fileno(), parent, *inherit),
                 start_new_session=True,  # Ctrl-C is for the supervisor; it tells its children
             )
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-            os.close(parent)
-        self.pid = self._process.pid
-        self._pidfd = os.pidfd_open(self.pid)
+            undo.callback(self._process.wait, KILL_LIMIT)
+            undo.callback(self._process.kill)
+            self.pid = self._process.pid
+            self._pidfd = os.pidfd_open(self.pid)
+            undo.pop_all()
         self._channel = Channel(ours, sends, receives, send_limit=SEND_LIMIT)
         self._grace: Timer | None = None
         self._deaf = False

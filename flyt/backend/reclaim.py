@@ -157,7 +157,10 @@ class Reclaimer:
         self._waiting.extendleft(reversed(self._in_flight.values()))
         self._in_flight.clear()
         self._sweeping = False
-        self._launch()
+        try:
+            self._launch()
+        except OSError as exc:
+            self._served.give_up(f"can't start another keeper: {exc.strerror}")
         self._feed()
 
     # --- work ---

@@ -12,6 +12,7 @@ import collections
 import dataclasses
 import hmac
 import logging
+import math
 import os
 import threading
 import time
@@ -31,11 +32,16 @@ from flyt.errors import ConfigurationError, DeviceError, ProtocolError, RegionEr
 from flyt.rpc import messages as m
 from flyt.rpc.sockets import Incoming, Listener, Payload
 from flyt.shm.layout import Geometry
+from flyt.shm.window import Window
 
 log = logging.getLogger(__name__)
 
 ATTACH_SECONDS = 10.0
 """A client that was welcomed attaches within this time, or the session ends."""
+
+FAREWELL_SECONDS = 0.5
+"""How long a session that ends with words for its client keeps the socket: when a connection ends,
+the client's libzmq drops what was not read yet."""
 
 _CREDIT_STEP = m.CREDITS // 4
 """Credits are told in a message of their own when this many came together without a result."""
@@ -78,6 +84,8 @@ class Session(threading.Thread):
         self.pid = order.pid
         self.blocks = BlockTable(order.memory_limit)
         self.entry: Entry | None = None
+        self.reserved: Window | None = None
+        """The window of an ATTACH whose frames are not granted yet."""
         self.attached = False
         self.bounce: BounceBuffer | None = None
         self.streams: dict[int, Handle] = {}
@@ -90,6 +98,7 @@ class Session(threading.Thread):
         self._source = -1
         self._taken = self._told = 0
         self._waiting = 0
+        self._last_words = False
         self._held: Incoming | None = None
         self._inbox: collections.deque[Callable[[], None]] = collections.deque()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -129,6 +138,7 @@ class Session(threading.Thread):
 
         def run() -> None:
             self._send([m.REPLIES.encode(m.Sticky(code, text[:4096]))])
+            self._last_words = True
             raise Ended(f"sticky error {code}")
 
         self.call_soon(run)
@@ -163,10 +173,19 @@ class Session(threading.Thread):
         except DeviceError as exc:
             self._device_failed(exc)
         finally:
-            self._listener.close()
             self._close_wake()
             self.services.registry.drop(self.id)
             self.services.tell(Closed(self.id, reason[:4096]))
+            if self._last_words:
+                self._farewell(self._listener)
+            self._listener.close()
+
+    def _farewell(self, listener: Listener) -> None:
+        """Keep the socket until the client has gone, or had its time to read the last words."""
+        deadline = time.monotonic() + FAREWELL_SECONDS
+        monitor = listener.pollables[1]
+        while self._source not in listener.gone() and (left := deadline - time.monotonic()) > 0:
+            monitor.poll(math.ceil(left * 1000))
 
     def _close_wake(self) -> None:
         with self._wake_lock:
@@ -235,6 +254,8 @@ class Session(threading.Thread):
         if self.order.peer and str(incoming.peer.uid) != self.order.peer:
             log.warning("session %016x: uid %d may not attach", self.id, incoming.peer.uid)
             return False
+        # Descriptors are used again: strangers that had this one before are settled first.
+        self._listening().gone()
         self._identity, self._source = incoming.identity, incoming.source
         return True
 
@@ -252,6 +273,7 @@ class Session(threading.Thread):
             self._held = incoming
         except ProtocolError as exc:
             self.answer(number, m.Status.PROTOCOL, text=str(exc))
+            self._last_words = True
             raise Ended(f"protocol error: {exc}") from exc
         except DeviceError as exc:
             self.fail(number, exc)
@@ -367,6 +389,7 @@ class Session(threading.Thread):
         """Bye: release everything, then answer."""
         self._release()
         self.answer(number)
+        self._last_words = True
         raise Ended("the client left")
 
     def _release(self) -> None:

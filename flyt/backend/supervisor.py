@@ -27,18 +27,10 @@ from flyt.backend.status import status_report
 from flyt.backend.workers import START_LIMIT, Launch, WorkerPool, WorkerProcess
 from flyt.errors import ConfigurationError
 from flyt.rpc.handshake import Feature
-from flyt.rpc.messages import Refused, StatusReport, Welcome
+from flyt.rpc.messages import CREDITS, INLINE_CHUNK, Refused, StatusReport, Welcome
 from flyt.rpc.sockets import Listener, Peer, open_context
 
 log = logging.getLogger(__name__)
-
-CREDITS = 256
-"""Commands that a session may have sent and the worker not yet taken. A session that streams
-small copies needs a few dozen to keep the wire busy."""
-
-INLINE_CHUNK = 1 << 20
-"""Bytes of one inline payload: long enough for a socket's full speed, short enough not to
-hold up others' messages."""
 
 _NO_REGION: dict[str, Any] = {
     "epoch": 0,
@@ -77,6 +69,7 @@ class Supervisor:
         self._desk: FrameDesk | None = None
         self._doors: Doors | None = None
         self._serving = False
+        self._ending = False
         self._stops = 0
 
     # --- life ---
@@ -159,13 +152,13 @@ class Supervisor:
     def _stop(self, cause: str) -> None:
         log.info("stopping: %s", cause)
         self._stops += 1
-        if not self._serving:
+        if not self._serving and not self._ending:
             raise _Stopped
 
     def _end(self) -> None:
         """Leave nothing behind, however far `_start` came. A second signal skips the waiting."""
         drain = self._options.drain if self._serving else 0.0
-        self._serving = True  # from here on, signals only hurry
+        self._ending = True
         self._handshakes.refuse_all("this backend is shutting down")
         if self._doors is not None:
             for listener in self._doors:
@@ -237,7 +230,7 @@ class Supervisor:
 
     def worker_ended(self, worker: WorkerProcess, reason: str) -> None:
         """It is gone, and so are its sessions."""
-        if self._serving and not self._stops:  # before that, `_start` says what it means
+        if self._serving and not self._ending:  # else it is no news
             log.warning("worker %d ended: %s", worker.pid, reason)
         self._pool.forget(worker)
         for session in list(worker.sessions):

@@ -19,6 +19,8 @@ from flyt.shm.window import Window
 if TYPE_CHECKING:
     from flyt.backend.session import Session
 
+MEMORY_ALLOCATION = 2
+
 LOWEST_BASE = 0x1000_0000_0000
 HIGHEST_END = 0x2000_0000_0000
 """Windows lie between these addresses; emulated device memory begins above."""
@@ -30,7 +32,7 @@ Runs = tuple[tuple[int, int], ...]
 
 
 def attach(session: Session, command: m.Attach, _: list[bytes]) -> None:
-    if session.attached:
+    if session.attached or session.reserved is not None:
         raise ProtocolError("a second ATTACH")
     if command.inline:
         session.attached = True
@@ -43,7 +45,10 @@ def attach(session: Session, command: m.Attach, _: list[bytes]) -> None:
         )
         return
 
+    session.reserved = window
+
     def granted(order: Granted | Reclaimed) -> None:
+        session.reserved = None
         if isinstance(order, Granted) and order.refused:
             window.close()
             _refuse(session, command.id, order)
@@ -53,6 +58,7 @@ def attach(session: Session, command: m.Attach, _: list[bytes]) -> None:
     try:
         _request(session, command.table, granted)
     except RegionError:
+        session.reserved = None
         window.close()
         raise
 
@@ -70,7 +76,7 @@ def _reserve(session: Session, command: m.Attach) -> Window | None:
             f"and lie between {LOWEST_BASE:#x} and {HIGHEST_END:#x}"
         )
     pages = runs.length(command.table)
-    if not 2 <= pages <= command.reserve // geometry.page_size:  # noqa: PLR2004 - control + staging
+    if not 2 <= pages <= command.reserve // geometry.page_size:
         raise ProtocolError(f"a page table of {pages} pages at ATTACH")
     try:
         return Window.reserve_at(descriptor, geometry, command.base, command.reserve)
@@ -97,11 +103,29 @@ def _map_and_prove(session: Session, command: m.Attach, window: Window) -> None:
         _return(session, command.table, returned)
         return
     memory.store_word(page + layout.BACKEND_PROOF, session.proof)
-    address = window.map(1, staging)
+    error = _map_registered(session, window, 1, staging)
+    if error is not None:
+        window.close()
+        _return(session, command.table, lambda _: session.fail(command.id, error))
+        return
     session.entry = session.services.registry.bind(session.id, session.pid, window)
-    session.services.devices[0].register(address, runs.length(staging) * window.geometry.page_size)
     session.attached = True
     session.answer(command.id, 0, [session.proof])
+
+
+def _map_registered(session: Session, window: Window, vpn: int, table: Runs) -> DeviceError | None:
+    """Map a segment and register it as a whole. The error, if that fails: then it is not mapped."""
+    try:
+        address = window.map(vpn, table)
+    except MemoryError as exc:
+        return DeviceError(MEMORY_ALLOCATION, str(exc))
+    try:
+        size = runs.length(table) * window.geometry.page_size
+        session.services.devices[0].register(address, size)
+    except DeviceError as exc:
+        window.unmap(vpn)
+        return exc
+    return None
 
 
 def _split_first(table: Runs) -> tuple[Runs, Runs]:
@@ -119,21 +143,24 @@ def grow(session: Session, command: m.Grow, _: list[bytes]) -> None:
         raise ProtocolError(
             f"GROW by {pages} pages at page {command.vpn} leaves the window's range"
         )
-    if window.overlaps(command.vpn, pages):
+
+    def taken(_: Granted | Reclaimed | None) -> None:
         # Ours lingers there until the reaper has unregistered it, or the client is confused.
         session.answer(command.id, m.Status.ADDRESS_TAKEN, text="those pages are still in use")
+
+    if window.overlaps(command.vpn, pages):
+        taken(None)
         return
 
     def granted(order: Granted | Reclaimed) -> None:
         if isinstance(order, Granted) and order.refused:
             _refuse(session, command.id, order)
             return
-        address = window.map(command.vpn, command.table)
-        try:
-            session.services.devices[0].register(address, pages * geometry.page_size)
-        except DeviceError as exc:
-            window.unmap(command.vpn)
-            error = exc
+        if window.overlaps(command.vpn, pages):  # a GROW to the same pages was granted first
+            _return(session, command.table, taken)
+            return
+        error = _map_registered(session, window, command.vpn, command.table)
+        if error is not None:
             _return(session, command.table, lambda _: session.fail(command.id, error))
             return
         session.answer(command.id)
@@ -161,6 +188,9 @@ def shrink(session: Session, command: m.Shrink, _: list[bytes]) -> None:
 def release(session: Session) -> None:
     """Give the whole window up; the session's work is done. Its frames are reclaimed by the
     supervisor when it reads Closed."""
+    if session.reserved is not None:  # an ATTACH that was not granted any more
+        session.reserved.close()
+        session.reserved = None
     entry, session.entry = session.entry, None
     if entry is None:
         return

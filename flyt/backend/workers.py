@@ -203,7 +203,7 @@ class WorkerPool:
         Raises
         ------
         DeviceError
-            When there are too many workers.
+            When there are too many workers, or the system has no room for one more process.
         """
         fit = [w for w in self._workers if not w.leaving and w.running]
         for wanted in (principal, None):
@@ -217,7 +217,12 @@ class WorkerPool:
                 f"this backend serves {MAX_WORKERS} users already, each with a process of its own; "
                 "try again when one has left",
             )
-        worker = self.start_spare()
+        try:
+            worker = self.start_spare()
+        except OSError as exc:
+            raise DeviceError(
+                DEVICES_UNAVAILABLE, f"can't start another process: {exc.strerror}"
+            ) from exc
         worker.principal = principal
         return worker
 

@@ -43,7 +43,11 @@ LARGEST_REGION = 256 * MIB
 SMALLEST_REGION = 8 * MIB
 """Below this, three clients have no room to stage."""
 
+LEAST_FREE = SMALLEST_REGION * 4 // 3 + MIB
+"""A region takes three quarters of what is free, in whole MiB."""
+
 LARGEST_PINNED = 16 * MIB
+"""Beyond this, larger pinned copies are no faster."""
 
 SILENCE_LIMIT = 60.0
 """Seconds without any news from any client before the demo gives up."""
@@ -80,9 +84,8 @@ class Plan:
         region = min(LARGEST_REGION, free * 3 // 4 // MIB * MIB)
         if region < SMALLEST_REGION:
             raise ConfigurationError(
-                f"/dev/shm has {free >> 10} KiB free, too little for the demo's region of "
-                f"{SMALLEST_REGION >> 20} MiB: free some, or give the container more "
-                "(docker run --shm-size=64m)"
+                f"/dev/shm has {free >> 10} KiB free; the demo needs {LEAST_FREE >> 10} KiB: free "
+                "some, or give the container more (docker run --shm-size=64m)"
             )
         share = region // (4 * clients)
         return cls(clients, total, region, min(LARGEST_PINNED, 1 << (share.bit_length() - 1)))

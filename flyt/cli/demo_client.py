@@ -93,7 +93,8 @@ class Client:
                 size //= 2
                 continue
             address: int = checked(f"cudaHostAlloc of {size} bytes", answer)
-            return address, np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
+            memory = (ctypes.c_uint8 * size).from_address(address)
+            return address, np.frombuffer(memoryview(memory).cast("B"), np.uint8)
 
     def refresh(self) -> None:
         """Change every byte of the source, so that no old copy can pass for a new one."""

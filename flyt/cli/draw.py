@@ -103,10 +103,10 @@ def speeds(clients: Sequence[Mapping[str, Any]], memcpy_gbps: float) -> Table:
         "pinned H2D": "pinned_h2d_gbps",
         "pinned D2H": "pinned_d2h_gbps",
     }
-    for title in ("MiB to / from", *columns):
+    for title in ("MiB", *columns):
         table.add_column(title, justify="right")
     for client in clients:
-        moved = f"{client['bytes_h2d'] >> 20} / {client['bytes_d2h'] >> 20}"
+        moved = f"{client['bytes_h2d'] >> 20} + {client['bytes_d2h'] >> 20}"
         table.add_row(
             str(client["pid"]), moved, *(f"{client[key]:.2f}" for key in columns.values())
         )

@@ -12,6 +12,9 @@ from flyt.errors import ConfigurationError
 SUN_PATH_LIMIT = 107
 """Linux's limit for the path of a UNIX socket, without the closing zero."""
 
+_PORT_DIGITS = 5
+"""65535 has five; ``int`` itself refuses texts of thousands of digits with a ValueError."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -87,7 +90,7 @@ def _checked_path(path: str) -> str:
 def _tcp(text: str, rest: str) -> Endpoint:
     host, _, port = rest.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    number = 0 if port == "*" else int(port) if port.isascii() and port.isdigit() else -1
+    number = 0 if port == "*" else _digits(port)
     if not host or not 0 <= number <= 0xFFFF:
         raise ConfigurationError(f"endpoint {text!r} needs the form tcp://host:port")
     return Endpoint("tcp", host=host, port=number)
@@ -96,8 +99,13 @@ def _tcp(text: str, rest: str) -> Endpoint:
 def port_range(text: str) -> tuple[int, int]:
     """Parse ``A-B`` of ``--session-ports``."""
     low, dash, high = text.partition("-")
-    if not (dash and low.isdigit() and high.isdigit() and 0 < int(low) <= int(high) <= 0xFFFF):
+    if not (dash and 0 < _digits(low) <= _digits(high) <= 0xFFFF):
         raise ConfigurationError(
             f"port range {text!r} needs the form A-B with 1 <= A <= B <= 65535"
         )
     return int(low), int(high)
+
+
+def _digits(text: str) -> int:
+    """A number of ASCII digits, few enough for a port; -1 for anything else."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _PORT_DIGITS else -1

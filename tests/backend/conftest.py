@@ -26,6 +26,13 @@ class RawClient:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
         self.dialer = Dialer(context, Endpoint.parse(endpoint))
+        self._open = True
+
+    def close(self) -> None:
+        """Go away. May be called again."""
+        if self._open:
+            self._open = False
+            self.dialer.close()
 
     def say(self, *frames: bytes) -> None:
         assert self.dialer.send(list(frames))
@@ -41,7 +48,9 @@ class RawClient:
             self.dialer.check()
         return WELCOMES.decode(frames[0])
 
-    def greet(self, features: tuple[int, ...] | None = None, version: int = PROTOCOL_VERSION) -> Any:
+    def greet(
+        self, features: tuple[int, ...] | None = None, version: int = PROTOCOL_VERSION
+    ) -> Any:
         """HELLO and its answer."""
         offered = tuple(sorted(FRONTEND.features)) if features is None else features
         self.say(HELLOS.encode(Hello(version, offered, os.getpid(), "raw")))
@@ -69,7 +78,7 @@ def raw() -> Iterator[Callable[[str], RawClient]]:
 
     yield connect
     for client in clients:
-        client.dialer.close()
+        client.close()
     context.term()
 
 

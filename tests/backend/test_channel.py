@@ -128,10 +128,13 @@ def test_nonsense_is_a_protocol_error(wire: Ends, data: bytes) -> None:
 
 def test_a_peer_that_does_not_read_is_given_up(pair: tuple[Channel, Channel]) -> None:
     supervisor, _ = pair
-    big = End(1, "x" * 4096)
-    with pytest.raises(SessionLost):
+
+    def flood() -> None:
         for _ in range(10_000):
-            supervisor.send(big)
+            supervisor.send(End(1, "x" * 4096))
+
+    with pytest.raises(SessionLost):
+        flood()
     with pytest.raises(SessionLost):
         supervisor.send(Leave())  # half of the last one is out: nothing may follow it
 

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keeper as a real process on a real region: zeroing, sweeping, and what happens at its death."""
+"""The keeper as a real process on a real region: zeroing, sweeping, and its death."""
 
 from __future__ import annotations
 
 import logging
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -200,31 +199,3 @@ def test_a_keeper_that_keeps_dying_is_given_up(site: Site) -> None:
         site.until(lambda pid=pid: site.reclaimer.pid != pid)
     assert site.reclaimer.pid == 0
     assert not site.served.is_whole()
-
-
-def test_it_ends_with_its_parent(
-    tmp_path: Path, alive: Callable[[int], bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A pidfd tells it, although somebody else still holds the supervisor's end of the channel."""
-    monkeypatch.setenv("FLYT_RUNTIME_DIR", str(tmp_path))
-    path = tmp_path / "region"
-    path.write_bytes(bytes(SIZE))
-    read, write = os.pipe()
-    parent = os.fork()
-    if parent == 0:
-        status = 1
-        try:
-            made = Site(str(path))
-            os.write(write, str(made.reclaimer.pid).encode())
-            status = 0 if os.fork() else 0
-            time.sleep(0 if status else 1)  # the copy of us outlives the original for a moment
-        finally:
-            os._exit(status)
-    os.close(write)
-    keeper = int(os.read(read, 20))
-    os.close(read)
-    os.waitpid(parent, 0)
-    deadline = time.monotonic() + LIMIT
-    while alive(keeper):
-        assert time.monotonic() < deadline, "the keeper outlives its parent"
-        time.sleep(0.01)  # bounded by LIMIT

@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -134,7 +138,7 @@ def test_copies_from_several_threads_at_once(engine: CopyEngine) -> None:
 
 
 SCRIPT = """
-import os, random, signal, sys, time
+import os, random, signal, sys, threading, time
 import numpy as np
 from flyt.shm.copy import CopyEngine
 engine = CopyEngine(4)
@@ -149,7 +153,8 @@ def test_a_forked_child_starts_afresh(python: Callable[..., Any]) -> None:
         SCRIPT + "pid = os.fork()\n"
         "target[:] = 0\n"
         "copy()\n"
-        "good = bool(target.all())\n"
+        "good = bool(target.all()) and sum(\n"
+        "    t.name == 'flyt-copy' and t.is_alive() for t in threading.enumerate()) == 3\n"
         "engine.close()\n"
         "if not pid:\n"
         "    os._exit(10 + good)\n"
@@ -180,6 +185,40 @@ def test_an_interrupted_copy_has_stopped_writing(python: Callable[..., Any]) -> 
         "engine.close()\n"
     )
     assert child.finish() == "True 0 True"
+
+
+def test_an_interrupt_waits_for_the_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C comes while the caller waits for a helper's last piece."""
+    from flyt.shm import memory
+
+    size = 4 * PIECE
+    plain, finished = memory.copy, []
+    helper_has_one, caller_is_done = threading.Event(), threading.Event()
+    left = [3]
+
+    def staged(dst: int, src: int, count: int) -> None:
+        if threading.current_thread().name != "flyt-copy":
+            assert helper_has_one.wait(60)
+            plain(dst, src, count)
+            left[0] -= 1
+            if not left[0]:
+                caller_is_done.set()
+            return
+        helper_has_one.set()
+        assert caller_is_done.wait(60)
+        time.sleep(0.1)  # so that the caller is in its wait
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)  # so that a caller that left early is seen
+        plain(dst, src, count)
+        finished.append(count)
+
+    monkeypatch.setattr(memory, "copy", staged)
+    source, target = _random(size), np.zeros(size, np.uint8)
+    with closing(CopyEngine(2)) as engine:
+        with pytest.raises(KeyboardInterrupt):
+            engine.copy(target.ctypes.data, source.ctypes.data, size)
+        assert finished == [PIECE]
+    assert np.array_equal(source, target)
 
 
 def test_an_engine_that_nobody_closed_does_not_hold_up_the_exit(

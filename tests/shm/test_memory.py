@@ -37,6 +37,22 @@ def test_a_reservation_has_no_access_and_keeps_others_out(reserved: int, maps: M
     assert not maps(reserved + SPAN, reserved + SPAN + 3 * PAGE)
 
 
+def test_a_kernel_that_takes_the_address_for_a_hint(
+    reserved: int, maps: Maps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux before 4.17 doesn't know MAP_FIXED_NOREPLACE and maps elsewhere."""
+    monkeypatch.setattr(memory, "MAP_FIXED_NOREPLACE", 0)
+
+    def without_access() -> int:
+        return sum(end - start for start, end, mode, _ in maps(0, 1 << 63) if mode == "---p")
+
+    before = without_access()
+    assert not memory.reserve(reserved, SPAN)
+    assert without_access() == before
+    assert memory.reserve(reserved + SPAN, PAGE)
+    memory.release(reserved + SPAN, PAGE)
+
+
 def test_release_gives_the_addresses_back(maps: Maps) -> None:
     assert memory.reserve(BASE, SPAN)
     memory.release(BASE, SPAN)

@@ -114,7 +114,12 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def notify(self, stream: Handle, call: Notification) -> None:
-        """Calls ``call(code)`` once everything put on ``stream`` so far is done or has failed."""
+        """Calls ``call(code)`` once everything put on ``stream`` so far is done or has failed.
+
+        The code is that of the first failure since the notification before, the sticky one of a
+        broken context, or 709 if close() dropped the work. ``call`` must neither block nor use
+        the device: the notifications of the stream after it wait for it.
+        """
 
     # --- work, put on a stream; returns at once ---
 

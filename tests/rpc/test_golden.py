@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bytes on the wire, written out by MessagePack's specification: they may never change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flyt.backend import orders
+from flyt.rpc import messages as m
+from flyt.rpc.codec import Vocabulary
+
+TOKEN = bytes(range(16))
+TOKEN_HEX = "c410 00010203 04050607 08090a0b 0c0d0e0f"
+
+GOLDEN = [
+    (m.HELLOS, m.Hello(1, (1, 2), 4242, "python"), "95 01 01 920102 cd1092 a6707974686f6e"),
+    (m.HELLOS, m.AskStatus(), "91 02"),
+    (m.WELCOMES, m.Refused(801, "\N{GREEK SMALL LETTER MU}"), "93 02 cd0321 a2cebc"),
+    (m.WELCOMES, m.StatusReport({"a": [None, True]}), "92 03 81 a161 92 c0 c3"),
+    (
+        m.WELCOMES,
+        m.Welcome(
+            1 << 63, TOKEN, 5000, "", 7, "/r", 1 << 26, 1 << 16, "l", 256, 1 << 20, 30_000, {}
+        ),
+        f"9e 01 cf8000000000000000 {TOKEN_HEX} cd1388 a0 07 a22f72 ce04000000 ce00010000 a16c"
+        "cd0100 ce00100000 cd7530 80",
+    ),
+    (
+        m.COMMANDS,
+        m.Attach(1, TOKEN, False, 1 << 44, 1 << 26, ((5, 1), (9, 4)), 0x0102030405060708),
+        f"98 01 01 {TOKEN_HEX} c2 cf0000100000000000 ce04000000 92 920501 920904"
+        "cf0102030405060708",
+    ),
+    (m.COMMANDS, m.Grow(2, 128, ((300, 1),)), "94 02 02 cc80 91 92cd012c01"),
+    (m.COMMANDS, m.Shrink(3, 127), "93 03 03 7f"),
+    (m.COMMANDS, m.Malloc(4, 0, 5 << 30, 0), "95 04 04 00 cf0000000140000000 00"),
+    (m.COMMANDS, m.Free(5, 1 << 45), "93 05 05 cf0000200000000000"),
+    (
+        m.COMMANDS,
+        m.CopyIn(6, 1 << 45, 1 << 21, 4097, 1234),
+        "96 06 06 cf0000200000000000 ce00200000 cd1001 cd04d2",
+    ),
+    (
+        m.COMMANDS,
+        m.CopyOut(7, 1 << 45, 1 << 21, 255, 1234),
+        "96 07 07 cf0000200000000000 ce00200000 ccff cd04d2",
+    ),
+    (m.COMMANDS, m.CopyOn(8, 1, 2, 3), "95 08 08 01 02 03"),
+    (m.COMMANDS, m.Push(9, 1, 65535), "94 09 09 01 cdffff"),
+    (m.COMMANDS, m.Pull(10, 1, 65536), "94 0a 0a 01 ce00010000"),
+    (m.COMMANDS, m.Memset(11, 1, 0xFF, 2), "95 0b 0b 01 ccff 02"),
+    (m.COMMANDS, m.MemInfo(12, 0), "93 0c 0c 00"),
+    (m.COMMANDS, m.Synchronize(13, 0), "93 0d 0d 00"),
+    (m.COMMANDS, m.Ping(14), "92 0e 0e"),
+    (m.COMMANDS, m.Bye((1 << 64) - 1), "92 0f cfffffffffffffffff"),
+    (m.REPLIES, m.Result(3, 0, 3, (1 << 45,), ""), "96 01 03 00 03 91cf0000200000000000 a0"),
+    (m.REPLIES, m.Result(4, m.Status.PROTOCOL, 4, (), "no"), "96 01 04 ce00010004 04 90 a26e6f"),
+    (m.REPLIES, m.Credit(64), "92 02 40"),
+    (m.REPLIES, m.Sticky(700, "x"), "93 03 cd02bc a178"),
+    (orders.TO_KEEPER, orders.Leave(), "91 04"),
+    (orders.FROM_KEEPER, orders.Owned((1, 2), (9, 1 << 32)), "93 03 920102 9209cf0000000100000000"),
+]
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "message", "expected"), GOLDEN, ids=[type(g[1]).__name__ for g in GOLDEN]
+)
+def test_bytes(vocabulary: Vocabulary, message: Any, expected: str) -> None:
+    data = bytes.fromhex(expected)
+    assert vocabulary.encode(message).hex() == data.hex()
+    assert vocabulary.decode(data) == message
+
+
+def test_every_message_between_frontend_and_backend_is_here() -> None:
+    here = {type(message) for _, message, _ in GOLDEN}
+    for vocabulary in (m.HELLOS, m.WELCOMES, m.COMMANDS, m.REPLIES):
+        assert {shape.cls for shape in vocabulary._shapes.values()} <= here
+
+
+def test_status_codes() -> None:
+    assert {status.name: int(status) for status in m.Status} == {
+        "ADDRESS_TAKEN": 65_537,
+        "FRAMES_REFUSED": 65_538,
+        "PROOF_FAILED": 65_539,
+        "PROTOCOL": 65_540,
+    }
+    assert m.PROTOCOL_VERSION == 1
