@@ -61,4 +61,6 @@ class DeviceError(FlytError):
         self.detail = detail
 
     def __str__(self) -> str:
-        return f"CUDA error {self.code}: {self.detail}" if self.detail else f"CUDA error {self.code}"
+        return (
+            f"CUDA error {self.code}: {self.detail}" if self.detail else f"CUDA error {self.code}"
+        )

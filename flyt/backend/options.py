@@ -88,8 +88,8 @@ class Options:
                 raise ConfigurationError(
                     f"--{name} {value}: wants seconds from {low} to {LONGEST_SECONDS:.0f}"
                 )
-        for name in ("ready_fd", "parent_fd"):
-            _check_descriptor(name, getattr(self, name))
+        _check_descriptor("--ready-fd", self.ready_fd)
+        _check_descriptor("--with-parent-fd", self.parent_fd)
 
     @property
     def heartbeat_ms(self) -> int:
@@ -116,12 +116,10 @@ def _check_listen(text: str, insecure: bool) -> None:
         )
 
 
-def _check_descriptor(name: str, descriptor: int | None) -> None:
+def _check_descriptor(option: str, descriptor: int | None) -> None:
     if descriptor is None:
         return
     try:
         os.fstat(descriptor)
     except (OSError, OverflowError) as exc:
-        raise ConfigurationError(
-            f"--{name.replace('_', '-')} {descriptor}: no such open descriptor"
-        ) from exc
+        raise ConfigurationError(f"{option} {descriptor}: no such open descriptor") from exc

@@ -9,7 +9,6 @@ client waits for another.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import hmac
 import logging
 import math
@@ -21,17 +20,16 @@ from collections.abc import Callable, Iterable
 import zmq
 
 from flyt.backend import memory_commands, window_commands
-from flyt.backend.blocks import BlockTable
-from flyt.backend.bounce import BounceBuffer
-from flyt.backend.devices.base import Device, Handle
+from flyt.backend.devices.base import Device
 from flyt.backend.devices.codes import STICKY
+from flyt.backend.holdings import Holdings
+from flyt.backend.memory_commands import Stall
 from flyt.backend.orders import Closed, Granted, Open, Opened, Reclaimed
-from flyt.backend.reaper import Activity, Reaper
-from flyt.backend.registry import Entry, Registry
+from flyt.backend.registry import Entry
+from flyt.backend.services import Services
 from flyt.errors import ConfigurationError, DeviceError, ProtocolError, RegionError
 from flyt.rpc import messages as m
 from flyt.rpc.sockets import Incoming, Listener, Payload
-from flyt.shm.layout import Geometry
 from flyt.shm.window import Window
 
 log = logging.getLogger(__name__)
@@ -47,28 +45,6 @@ _CREDIT_STEP = m.CREDITS // 4
 """Credits are told in a message of their own when this many came together without a result."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Services:
-    """What a worker offers its sessions."""
-
-    context: zmq.Context[zmq.Socket[bytes]]
-    devices: list[Device]
-    region: tuple[int, Geometry] | None
-    """Descriptor and geometry of the region; None when the backend serves without one."""
-    registry: Registry
-    reaper: Reaper
-    activity: Activity
-    heartbeat_ms: int
-    tell: Callable[[object], None]
-    """Sends a message to the supervisor."""
-    broken: Callable[[int, str], None]
-    """The context is gone with this sticky code."""
-
-
-class Stall(Exception):
-    """A handler can't take its command yet: it is tried again after the next completion."""
-
-
 class Ended(Exception):
     """The session is over; the argument says why."""
 
@@ -82,22 +58,17 @@ class Session(threading.Thread):
         self.order = order
         self.id = order.session
         self.pid = order.pid
-        self.blocks = BlockTable(order.memory_limit)
+        self.holdings = Holdings(services, self.call_soon, order.memory_limit)
         self.entry: Entry | None = None
         self.reserved: Window | None = None
         """The window of an ATTACH whose frames are not granted yet."""
         self.attached = False
-        self.bounce: BounceBuffer | None = None
-        self.streams: dict[int, Handle] = {}
-        self.pools: dict[int, Handle] = {}
-        self.aside: set[int] = set()
         self.requests: dict[int, Callable[[Granted | Reclaimed], None]] = {}
         self.proof = int.from_bytes(os.urandom(8), "little")
         self._request = 0
         self._identity = b""
         self._source = -1
         self._taken = self._told = 0
-        self._waiting = 0
         self._last_words = False
         self._held: Incoming | None = None
         self._inbox: collections.deque[Callable[[], None]] = collections.deque()
@@ -262,12 +233,9 @@ class Session(threading.Thread):
     def _execute(self, incoming: Incoming) -> None:
         number = 0
         try:
-            if not incoming.frames:
-                raise ProtocolError("the client sent an empty message")
-            command = m.COMMANDS.decode(incoming.frames[0])
+            command = m.COMMANDS.decode(incoming.frames[0] if incoming.frames else b"")
             number = command.id
-            if not self.attached and not isinstance(command, m.Attach):
-                raise ProtocolError(f"{type(command).__name__} came before ATTACH was answered")
+            self._check_attached(command)
             _HANDLERS[type(command)](self, command, incoming.frames[1:])
         except Stall:
             self._held = incoming
@@ -279,6 +247,10 @@ class Session(threading.Thread):
             self.fail(number, exc)
         except RegionError as exc:
             self.answer(number, m.Status.FRAMES_REFUSED, text=str(exc))
+
+    def _check_attached(self, command: object) -> None:
+        if not self.attached and not isinstance(command, m.Attach):
+            raise ProtocolError(f"{type(command).__name__} came before ATTACH was answered")
 
     def answer(
         self,
@@ -312,58 +284,6 @@ class Session(threading.Thread):
 
     # --- for the handlers ---
 
-    def device(self, ordinal: int) -> Device:
-        """The device a command names.
-
-        Raises
-        ------
-        DeviceError
-            cudaErrorInvalidDevice.
-        """
-        if ordinal >= len(self.services.devices):
-            raise DeviceError(101, f"there is no device {ordinal}")
-        return self.services.devices[ordinal]
-
-    def stream(self, device: Device) -> Handle:
-        """The session's own legacy default stream on a device."""
-        if device.ordinal not in self.streams:
-            self.streams[device.ordinal] = device.create_stream()
-        return self.streams[device.ordinal]
-
-    def pool(self, device: Device) -> Handle:
-        """The session's own memory pool on a device."""
-        if device.ordinal not in self.pools:
-            self.pools[device.ordinal] = device.create_pool()
-        return self.pools[device.ordinal]
-
-    def when_done(self, devices: Iterable[Device], call: Callable[[int], None]) -> None:
-        """Call ``call(code)`` on the session's thread once all the work that the session gave to
-        these devices so far is done; ``code`` is the first error of it, or 0."""
-        pending = [(d, self.streams[d.ordinal]) for d in devices if d.ordinal in self.streams]
-        if not pending:
-            self.call_soon(lambda: call(0))
-            return
-        left, first = len(pending), 0
-
-        def finished(code: int) -> None:
-            nonlocal left, first
-            left, first = left - 1, first or code
-            self._waiting -= 1
-            if left == 0:
-                call(first)
-
-        def notified(code: int) -> None:
-            self.services.activity.leave()
-            self.call_soon(lambda: finished(code))
-
-        for device, stream in pending:
-            self._waiting += 1
-            self.services.activity.enter()
-            try:
-                device.notify(stream, notified)
-            except DeviceError as exc:
-                notified(exc.code)
-
     def complete(self, number: int, devices: Iterable[Device], values: Iterable[int] = ()) -> None:
         """Answer command ``number`` once the work given so far is done."""
 
@@ -373,7 +293,7 @@ class Session(threading.Thread):
             else:
                 self.answer(number, 0, values)
 
-        self.when_done(devices, done)
+        self.holdings.when_done(devices, done)
 
     def ask(
         self, make: Callable[[int], object], then: Callable[[Granted | Reclaimed], None]
@@ -395,20 +315,10 @@ class Session(threading.Thread):
     def _release(self) -> None:
         """Wait for the session's own work, then give back all that it had. Safe to call twice."""
         self._inbox_until_done()
-        for block in self.blocks.all():
-            block.device.free(self.blocks.remove(block.address).address, self.stream(block.device))
+        self.holdings.free_blocks()
         self._inbox_until_done()
-        for device in self.services.devices:
-            if (pool := self.pools.pop(device.ordinal, None)) is not None:
-                device.destroy_pool(pool)
-            if (stream := self.streams.pop(device.ordinal, None)) is not None:
-                device.destroy_stream(stream)
+        self.holdings.destroy()
         window_commands.release(self)
-        if self.bounce is not None:
-            self.services.reaper.take(
-                self.services.devices[0], self.bounce.address, self.bounce.close
-            )
-            self.bounce = None
 
     def _inbox_until_done(self) -> None:
         """Run what is left on the inbox until no work of this session is in flight.
@@ -418,14 +328,14 @@ class Session(threading.Thread):
         """
         idle = False
 
-        def done(code: int) -> None:
+        def done(_: int) -> None:
             nonlocal idle
             idle = True
 
-        self.when_done(self.services.devices, done)
+        self.holdings.when_done(self.services.devices, done)
         poller = zmq.Poller()
         poller.register(self._wake, zmq.POLLIN)
-        while not (idle and self._waiting == 0):
+        while not (idle and self.holdings.waiting == 0):
             poller.poll()
             os.eventfd_read(self._wake)
             while self._inbox:

@@ -36,7 +36,8 @@ from flyt.backend.orders import (
 )
 from flyt.backend.reaper import Activity, Reaper
 from flyt.backend.registry import Registry
-from flyt.backend.session import Services, Session
+from flyt.backend.services import Services
+from flyt.backend.session import Session
 from flyt.errors import DeviceError, FlytError, SessionLost
 from flyt.rpc.sockets import open_context
 from flyt.shm.layout import Geometry

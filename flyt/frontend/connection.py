@@ -8,6 +8,7 @@ leads: it polls the socket for all, and hands over when its own answer is there.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import select
 import threading
@@ -72,8 +73,8 @@ class Connection:
         From `flyt.rpc.sockets.open_context`.
     endpoint : Endpoint
         The session's own socket.
-    heartbeat_ms, credits : int
-        As WELCOME told.
+    heartbeat_ms, window : int
+        As WELCOME told: the heartbeat limit, and how many commands may be untaken.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Connection:
         context: zmq.Context[zmq.Socket[bytes]],
         endpoint: Endpoint,
         heartbeat_ms: int,
-        credits: int,
+        window: int,
     ) -> None:
         self.lock = threading.RLock()
         self.inflight = InflightTable()
@@ -89,8 +90,9 @@ class Connection:
         self._dialer = Dialer(context, endpoint, heartbeat_ms=heartbeat_ms)
         self._limit = max(heartbeat_ms, 1000) / 1000
         self._step = min(self._limit / 4, 1.0)
-        self._credits = credits
+        self._credits = window
         self._sent = self._taken = 0
+        self.calls = self.posts = 0
         self._deferred: DeviceError | None = None
         self._leading = False
         self._heard = time.monotonic()
@@ -135,7 +137,10 @@ class Connection:
                 if self._sent - self._taken < self._credits:
                     return self._send(make, size, pages, payload, finish, posted)
                 mark = self._taken
-            self._wait(lambda: self._taken != mark, None)
+            self._wait(functools.partial(self._moved, mark), None)
+
+    def _moved(self, mark: int) -> bool:
+        return self._taken != mark
 
     def _send(
         self,
@@ -160,6 +165,10 @@ class Connection:
             self._lose(DEVICES_UNAVAILABLE, "the connection to the backend ended")
             self._check()
         self._sent += 1
+        if posted:
+            self.posts += 1
+        else:
+            self.calls += 1
         if self._dialer.readable():  # a send may swallow the wake-up of what has come meanwhile
             self._drain()
         return pending
@@ -255,7 +264,7 @@ class Connection:
             raise CommandTimeout(text)
         if now - self._pinged > self._limit:
             self._pinged = now
-            self._send(lambda number: m.Ping(number), 0, (0, 0), None, None, True)
+            self._send(m.Ping, 0, (0, 0), None, None, True)
 
     # --- receiving, under the lock ---
 

@@ -129,5 +129,5 @@ class InflightTable:
         lines = [f"{c.name} #{c.id} ({c.size} bytes, {c.age:.1f} s)" for c in self.snapshot()]
         if not lines:
             return "nothing was in flight"
-        shown = ", ".join(lines[:4]) + (f" and {len(lines) - 4} more" if len(lines) > 4 else "")  # noqa: PLR2004
+        shown = ", ".join(lines[:4]) + (f" and {len(lines) - 4} more" if len(lines) > 4 else "")
         return f"in flight: {shown}"

@@ -65,9 +65,10 @@ def launch(options: str, deadline: Deadline) -> Launched:
     parent = os.pidfd_open(os.getpid())
     space = os.statvfs("/dev/shm")
     size = min(REGION_SIZE, space.f_bavail * space.f_frsize // SHARE_OF_SPACE)
+    region = f"flyt-emulated-{os.getpid()}-{secrets.token_hex(4)}"
     command = [
         sys.executable, "-m", "flyt.cli.backend", "--device", "emulated",
-        "--device-options", options, "--region", f"flyt-emulated-{os.getpid()}-{secrets.token_hex(4)}",
+        "--device-options", options, "--region", region,
         "--size", str(size), "--listen", f"ipc://{folder}/backend.sock",
         "--ready-fd", str(answer), "--with-parent-fd", str(parent), "--log-level", "WARNING",
     ]  # fmt: skip

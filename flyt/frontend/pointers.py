@@ -117,11 +117,12 @@ class PointerMap:
                     f"{self._addresses[at]:#x}",
                 )
             return Place(address, Space.PAGEABLE)
-        if address + size > allocation.address + allocation.size:
+        excess = address + size - allocation.address - allocation.size
+        if excess > 0:
             raise DeviceError(
                 INVALID_VALUE,
-                f"{size} bytes at {address:#x} end {address + size - allocation.address - allocation.size} "
-                f"bytes behind the allocation of {allocation.size} bytes at {allocation.address:#x}",
+                f"{size} bytes at {address:#x} end {excess} bytes behind the allocation of "
+                f"{allocation.size} bytes at {allocation.address:#x}",
             )
         return Place(address, allocation.space, allocation)
 

@@ -187,7 +187,7 @@ def cudaMalloc(size: int) -> Answer:
 
 
 @_cuda(0)
-def cudaFree(devPtr: Any) -> Answer:  # noqa: N803 - CUDA's name
+def cudaFree(devPtr: Any) -> Answer:
     """Free device memory; 0 is allowed, interior or freed pointers are cudaErrorInvalidValue."""
     address = pointer(devPtr).address
     session = current.current()
@@ -242,7 +242,7 @@ def cudaFreeHost(ptr: Any) -> Answer:
 
 
 @_cuda(1)
-def cudaHostGetDevicePointer(pHost: Any, flags: int) -> Answer:  # noqa: N803 - CUDA's name
+def cudaHostGetDevicePointer(pHost: Any, flags: int) -> Answer:
     """The device's address of pinned memory: the same, since the window lies at equal addresses."""
     address = pointer(pHost).address
     place = current.current().place(address, 1)
@@ -252,7 +252,7 @@ def cudaHostGetDevicePointer(pHost: Any, flags: int) -> Answer:  # noqa: N803 - 
 
 
 @_cuda(1)
-def cudaHostGetFlags(pHost: Any) -> Answer:  # noqa: N803 - CUDA's name
+def cudaHostGetFlags(pHost: Any) -> Answer:
     """The flags of pinned memory; interior pointers are allowed."""
     address = pointer(pHost).address
     place = current.current().place(address, 1)
@@ -333,7 +333,7 @@ def cudaMemcpy(dst: Any, src: Any, count: int, kind: Any) -> Answer:
 
 
 @_cuda(0)
-def cudaMemset(devPtr: Any, value: int, count: int) -> Answer:  # noqa: N803 - CUDA's name
+def cudaMemset(devPtr: Any, value: int, count: int) -> Answer:
     """Fill ``count`` bytes of device or pinned memory with the low byte of ``value``."""
     size = size_t(count)
     address = pointer(devPtr).address

@@ -8,14 +8,14 @@ A session is never resumed: when it is lost, all it had is lost, and every call 
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flyt.errors import (
     CommandTimeout,
     DeviceError,
-    FlytError,
     ProtocolError,
     RegionError,
     SessionLost,
@@ -38,7 +38,9 @@ from flyt.shm import memory
 from flyt.shm.copy import CopyEngine
 from flyt.shm.runtime_dir import runtime_dir
 
-INVALID_VALUE = 1
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 MEMORY_ALLOCATION = 2
 INVALID_DEVICE = 101
 
@@ -77,36 +79,48 @@ class Session:
         self._engine = CopyEngine()
         self._slot_size = 0
         self._slot_count = 0
-        self._launched: Launched | None = None
-        self._context = open_context()
         self._closed = False
-        endpoint = Endpoint.parse(settings.endpoint)
-        deadline = Deadline.after(settings.connect_seconds)
-        if endpoint.scheme == "emulated":
-            self._launched = launch(endpoint.path, deadline)
-            endpoint = Endpoint.parse(self._launched.endpoint)
-        try:
+        self._launched: Launched | None = None
+        self._owned = contextlib.ExitStack()
+        """What `close` lets go of, whatever fails on the way; from the last to the first."""
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._owned.close)
+            self._context = open_context()
+            self._owned.callback(self._context.term)
+            self._owned.callback(self._engine.close)
+            self._owned.callback(self.reservations.clear)
+            endpoint, deadline = self._dialled()
             self.welcome = greet(self._context, endpoint, deadline)
-            where = endpoint.session(self.welcome.port, self.welcome.path)
             self.connection = Connection(
-                self._context, where, self.welcome.heartbeat_ms, self.welcome.credits
+                self._context,
+                endpoint.session(self.welcome.port, self.welcome.path),
+                self.welcome.heartbeat_ms,
+                self.welcome.credits,
             )
+            self._owned.callback(self._close_memory)
+            self._owned.callback(self.connection.close)
             way = self._attach(endpoint)
-        except BaseException:
-            self._discard()
-            raise
+            undo.pop_all()
         self.transfers = Transfers(self.connection, way, self._engine, self.pid, self.counts)
 
     # --- making it ---
+
+    def _dialled(self) -> tuple[Endpoint, Deadline]:
+        """Where the backend listens; a private one is started now."""
+        endpoint = Endpoint.parse(self.settings.endpoint)
+        deadline = Deadline.after(self.settings.connect_seconds)
+        if endpoint.scheme == "emulated":
+            self._launched = launch(endpoint.path, deadline)
+            self._owned.callback(self._launched.end)
+            endpoint = Endpoint.parse(self._launched.endpoint)
+        return endpoint, deadline
 
     def _attach(self, endpoint: Endpoint) -> Way:
         """Attach with a window; inline where none can be shared, with a warning."""
         try:
             return self._attach_window(endpoint)
         except RegionError as exc:
-            if self.memory is not None:
-                self.memory.close([])
-                self.memory = None
+            self._close_memory()
             self.counts.fallback("fallback_inline", f"payloads travel inline, which is slow: {exc}")
         self.connection.call(lambda number: m.Attach(number, self.welcome.token, True, 0, 0, (), 0))
         return InlineWay(self.connection, self.welcome.inline_chunk, self.counts)
@@ -167,6 +181,8 @@ class Session:
         window = self.memory.geometry.size if self.memory is not None else 0
         return {
             **self.counts.snapshot(),
+            "calls": self.connection.calls,
+            "posts": self.connection.posts,
             "inflight": len(self.connection.inflight),
             "slot_size": self._slot_size,
             "slots": self._slot_count,
@@ -211,7 +227,7 @@ class Session:
     def memory_info(self, device: int) -> tuple[int, int]:
         """cudaMemGetInfo: free and total bytes."""
         answer = self.connection.call(lambda number: m.MemInfo(number, device))
-        if len(answer.values) != 2:  # noqa: PLR2004 - free, total
+        if len(answer.values) != 2:
             raise ProtocolError("the backend's answer to MEM_INFO is not two numbers")
         return answer.values[0], answer.values[1]
 
@@ -260,46 +276,41 @@ class Session:
         """
         if self._closed or os.getpid() != self.pid:
             return
+        self._closed = True
+        with self._owned:
+            self._say_goodbye()
+
+    def _say_goodbye(self) -> None:
         try:
-            pending = self.connection.submit(lambda number: m.Bye(number))
+            pending = self.connection.submit(m.Bye)
             self.connection.wait_at_most(pending, GOODBYE_SECONDS)
         except (SessionLost, CommandTimeout):
-            pass  # it ended from the other side; what it had is given back all the same
-        self._discard()
+            return  # it ended from the other side; what it had is given back all the same
 
-    def _discard(self) -> None:
-        self._closed = True
-        connection = getattr(self, "connection", None)
-        if connection is not None:
-            connection.close()
-        if self.memory is not None:
-            self.memory.close(list(self.arrays.items()))
-        self.reservations.clear()
-        self._engine.close()
-        self._context.term()
-        if self._launched is not None:
-            self._launched.end()
+    def _close_memory(self) -> None:
+        """Give the window up; living arrays keep their bytes."""
+        held, self.memory = self.memory, None
+        if held is not None:
+            held.close(list(self.arrays.items()))
 
     def leave_at_exit(self) -> None:
         """At interpreter exit: say goodbye, touch no memory; the kernel takes the rest."""
         if self._closed or os.getpid() != self.pid:
             return
-        try:
-            pending = self.connection.submit(lambda number: m.Bye(number))
-            self.connection.wait_at_most(pending, GOODBYE_SECONDS)
-            self.connection.close()
-            self._context.term()
-        except FlytError:
-            self.connection.close()
-        if self._launched is not None:
-            self._launched.end()
+        self._owned.pop_all()
+        with contextlib.ExitStack() as steps:
+            if self._launched is not None:
+                steps.callback(self._launched.end)
+            steps.callback(self._context.term)
+            steps.callback(self.connection.close)
+            self._say_goodbye()
 
     def forget_in_child(self) -> None:
         """After a fork, in the child: this session is the parent's."""
         self._closed = True
         self.connection.forget_in_child()
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

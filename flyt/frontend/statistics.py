@@ -11,7 +11,6 @@ import warnings
 log = logging.getLogger("flyt")
 
 COUNTERS = (
-    "calls", "posts",
     "staged_h2d_bytes", "staged_d2h_bytes",
     "pinned_h2d_bytes", "pinned_d2h_bytes",
     "inline_h2d_bytes", "inline_d2h_bytes",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from flyt.errors import DeviceError
 from flyt.frontend.connection import Connection
@@ -22,7 +22,7 @@ from flyt.shm import memory
 from flyt.shm.copy import CopyEngine
 
 INLINE_DEPTH = 4
-"""Inline payloads in flight: enough to hide a round trip, little enough to stay out of others' way."""
+"""Inline payloads in flight: enough to hide a round trip, few enough to leave room for others."""
 
 
 class Way(Protocol):
@@ -79,7 +79,7 @@ class StagedWay:
         try:
             while offset < size or flying:
                 while offset < size:
-                    # Whoever has a request in flight must not wait for a slot: others may do so too.
+                    # Whoever has a request in flight must not wait for a slot: others may too.
                     slot = slots.try_take() if flying else slots.take(self._connection)
                     if slot is None:
                         break
@@ -195,7 +195,7 @@ class Transfers:
 
     def copy(self, destination: Place, source: Place, size: int) -> None:
         """cudaMemcpy between places that were checked."""
-        _STRATEGIES[destination.space, source.space](self, destination, source, size)
+        self._STRATEGIES[destination.space, source.space](self, destination, source, size)
 
     def fill(self, place: Place, value: int, size: int) -> None:
         """cudaMemset: posted on the device; done on return in pinned memory."""
@@ -241,20 +241,19 @@ class Transfers:
         self._engine.copy(destination.address, source.address, size)
         self._statistics.add("host_to_host_bytes", size)
 
-
-_Strategy = Callable[[Transfers, Place, Place, int], None]
-
-_STRATEGIES: dict[tuple[Space, Space], _Strategy] = {
-    (Space.DEVICE, Space.PAGEABLE): Transfers._to_device,
-    (Space.DEVICE, Space.PINNED): Transfers._to_device,
-    (Space.PAGEABLE, Space.DEVICE): Transfers._to_host,
-    (Space.PINNED, Space.DEVICE): Transfers._to_host,
-    (Space.DEVICE, Space.DEVICE): Transfers._on_device,
-    (Space.PAGEABLE, Space.PAGEABLE): Transfers._on_host,
-    (Space.PAGEABLE, Space.PINNED): Transfers._on_host,
-    (Space.PINNED, Space.PAGEABLE): Transfers._on_host,
-    (Space.PINNED, Space.PINNED): Transfers._on_host,
-}
+    _STRATEGIES: ClassVar[
+        dict[tuple[Space, Space], Callable[[Transfers, Place, Place, int], None]]
+    ] = {
+        (Space.DEVICE, Space.PAGEABLE): _to_device,
+        (Space.DEVICE, Space.PINNED): _to_device,
+        (Space.PAGEABLE, Space.DEVICE): _to_host,
+        (Space.PINNED, Space.DEVICE): _to_host,
+        (Space.DEVICE, Space.DEVICE): _on_device,
+        (Space.PAGEABLE, Space.PAGEABLE): _on_host,
+        (Space.PAGEABLE, Space.PINNED): _on_host,
+        (Space.PINNED, Space.PAGEABLE): _on_host,
+        (Space.PINNED, Space.PINNED): _on_host,
+    }
 
 
 def _giver(slots: StagingSlots, slot: Slot) -> Callable[[Pending], None]:

@@ -58,12 +58,7 @@ class WindowMemory:
         self._region = Region.open(path)
         try:
             self._table = FrameTable(self._region.fd, self._region.size)
-            superblock = self._table.superblock()
-            if superblock.epoch != welcome.epoch:
-                raise NotShared(
-                    f"the region {self._region.path} has epoch {superblock.epoch:016x}, the backend's "
-                    f"has {welcome.epoch:016x}: FLYT_REGION names another region"
-                )
+            self._check_epoch(welcome.epoch)
             self._locks = FrameLocks(lock_file)
         except BaseException:
             self._region.close()
@@ -76,6 +71,14 @@ class WindowMemory:
         self._used: dict[int, int] = {}
         self._next = 0
         self._random = random.Random(os.urandom(8))
+
+    def _check_epoch(self, wanted: int) -> None:
+        found = self._table.superblock().epoch
+        if found != wanted:
+            raise NotShared(
+                f"the region {self._region.path} has epoch {found:016x}, the backend's has "
+                f"{wanted:016x}: FLYT_REGION names another region"
+            )
 
     # --- attach ---
 
@@ -136,7 +139,7 @@ class WindowMemory:
         """Frames for the control page and up to ``pages`` more; fewer in a crowded region."""
         wanted = pages
         while True:
-            last = wanted <= 2  # noqa: PLR2004 - two slots of a page each are the least
+            last = wanted <= 2
             try:
                 wait = ATTACH_WAIT if last else 0.0
                 return self._taker.take(1 + wanted, 0, wait=wait, avoid=self._refused), wanted
@@ -204,10 +207,7 @@ class WindowMemory:
             self._map(window, vpn, table)
             pending = connection.submit(_grow(vpn, table))
             connection.wait(pending)
-            if pending.status == 0:
-                let_go = None
-            else:
-                let_go = self._taker.give_up
+            let_go = None if pending.status == 0 else self._taker.give_up
             if pending.status == m.Status.FRAMES_REFUSED:
                 self._refused.update(pending.values)
             return pending

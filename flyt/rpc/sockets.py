@@ -266,6 +266,8 @@ class Dialer:
 
     def send(self, frames: Sequence[Payload]) -> bool:
         """Hand a message over; False when the connection is gone. Never waits."""
+        if self.lost is not None:  # libzmq would queue it for a connection that never comes
+            return False
         try:
             self._wire.socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:

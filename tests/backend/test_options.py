@@ -60,7 +60,7 @@ def test_what_is_no_size(text: str) -> None:
         ({"drain": float("inf")}, "--drain"),
         ({"sweep": 0.0}, "--sweep"),
         ({"ready_fd": 1 << 40}, "--ready-fd"),
-        ({"parent_fd": 9999}, "--parent-fd"),
+        ({"parent_fd": 9999}, "--with-parent-fd"),
     ],
 )
 def test_faults_are_named(fault: dict[str, Any], named: str) -> None:

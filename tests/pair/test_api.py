@@ -100,9 +100,7 @@ def test_codes_of_corner_cases(memory: dict[str, Any]) -> None:
         "d2d_partial": cudart.cudaMemcpy(
             memory["device"][1] + 8, device, n, K.cudaMemcpyDeviceToDevice
         ),
-        "default_oob": cudart.cudaMemcpy(
-            memory["device"][1], device, n + 1, K.cudaMemcpyDefault
-        ),
+        "default_oob": cudart.cudaMemcpy(memory["device"][1], device, n + 1, K.cudaMemcpyDefault),
         "h2h_oob_dev": cudart.cudaMemcpy(address(host), device + 1, n, K.cudaMemcpyHostToHost),
         "free_none": cudart.cudaFree(None),
         "memcpy_none": cudart.cudaMemcpy(None, device, 4, K.cudaMemcpyDeviceToHost),
@@ -189,9 +187,7 @@ def test_oracle_of_allocation_and_copies(session: flyt.Session) -> None:
         "memcpy_D2D_overlap": cudart.cudaMemcpy(
             device + 1, device, n - 1, K.cudaMemcpyDeviceToDevice
         ),
-        **{
-            f"memcpy_kind_{kind}": cudart.cudaMemcpy(device, host, n, kind) for kind in (-1, 5, 99)
-        },
+        **{f"memcpy_kind_{kind}": cudart.cudaMemcpy(device, host, n, kind) for kind in (-1, 5, 99)},
         "hostGetFlags_of_0": cudart.cudaHostGetFlags(pinned),
         "free_of_pinned": cudart.cudaFree(pinned),
         "freeHost_interior": cudart.cudaFreeHost(pinned + 1),

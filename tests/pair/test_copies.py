@@ -127,9 +127,9 @@ def test_one_past_the_end_is_refused_and_touches_nothing(session: flyt.Session) 
         big_enough = length <= source.nbytes
         host = source if big_enough else source.ctypes.data
         assert cudart.cudaMemcpy(block, host, length, H2D) == INVALID
-        assert cudart.cudaMemcpy(target if big_enough else target.ctypes.data, block, length, D2H) == (
-            INVALID
-        )
+        assert cudart.cudaMemcpy(
+            target if big_enough else target.ctypes.data, block, length, D2H
+        ) == (INVALID)
         assert cudart.cudaMemset(block, 9, length) == INVALID
         assert cudart.cudaMemcpy(blocks[0], block, min(length, size + 1), D2D) == INVALID
         assert cudart.cudaMemcpy(block, blocks[0], length, D2D) == INVALID
@@ -252,7 +252,9 @@ def test_several_dtypes_and_buffers(session: flyt.Session) -> None:
 
 def _available() -> int:
     with open("/proc/meminfo") as lines:
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+        return next(
+            int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")
+        )
 
 
 def test_five_gib_in_one_call(

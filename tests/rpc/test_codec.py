@@ -252,9 +252,7 @@ def test_any_bytes(vocabulary: Vocabulary, data: bytes) -> None:
     tail=st.binary(max_size=2),
 )
 @settings(max_examples=200, deadline=None)
-def test_any_messagepack(
-    vocabulary: Vocabulary, items: list[Any], code: int, tail: bytes
-) -> None:
+def test_any_messagepack(vocabulary: Vocabulary, items: list[Any], code: int, tail: bytes) -> None:
     _check_any(vocabulary, msgpack.packb([code, *items]) + tail)
     _check_any(vocabulary, msgpack.packb(items) + tail)
 

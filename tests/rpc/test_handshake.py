@@ -23,9 +23,7 @@ from flyt.rpc.messages import HELLOS, PROTOCOL_VERSION, Hello
 REGION, INLINE = Feature.REGION, Feature.INLINE
 
 
-def _offers(
-    versions: tuple[int, int], features: tuple[set[int], set[int]]
-) -> tuple[Offer, Offer]:
+def _offers(versions: tuple[int, int], features: tuple[set[int], set[int]]) -> tuple[Offer, Offer]:
     frontend = Offer("frontend", versions[0], frozenset(features[0]))
     return frontend, Offer("backend", versions[1], frozenset(features[1]))
 

@@ -181,9 +181,7 @@ def test_nothing_waits(listen: Any, dial: Any, address: str) -> None:
     assert dialer.lost is None
 
 
-def test_pollables_wake_up(
-    listen: Any, dial: Any, address: str, eventually: Eventually
-) -> None:
+def test_pollables_wake_up(listen: Any, dial: Any, address: str, eventually: Eventually) -> None:
     listener = listen(address)
     poller = zmq.Poller()
     for pollable in listener.pollables:
@@ -260,15 +258,17 @@ def test_another_user_is_named(listen: Any, folder: Path, eventually: Eventually
     listener = listen(f"ipc://{folder}/s")
     folder.chmod(0o755)
     (folder / "s").chmod(0o777)
-    # The other user need not be able to read this tree: the socket is handed over connected.
+    # It speaks ZMTP itself: the other user need not be able to read this tree.
     code = (
         "import os, socket, sys\n"
         "os.setgid(65534); os.setuid(65534)\n"
         "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])\n"
-        "greeting = b'\\xff' + bytes(8) + b'\\x7f\\x03\\x01NULL' + bytes(48)\n"
-        "ready = b'\\x05READY\\x0bSocket-Type\\0\\0\\0\\x06DEALER\\x08Identity\\0\\0\\0\\0'\n"
-        "s.sendall(greeting + bytes([4, len(ready)]) + ready + b'\\0\\x01x')\n"
-        "s.recv(1); sys.stdin.read()\n"
+        "greeting = b'\\xff' + bytes(8) + b'\\x7f\\x03\\0NULL' + bytes(48)\n"
+        "ready = b'\\x05READY\\x0bSocket-Type\\0\\0\\0\\x06DEALER'\n"
+        "s.sendall(greeting + bytes([4, len(ready)]) + ready)\n"
+        "heard = b''\n"
+        "while b'ROUTER' not in heard and (more := s.recv(500)): heard += more\n"
+        "s.sendall(b'\\0\\x01x'); sys.stdin.read()\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code, f"{folder}/s"], stdin=subprocess.PIPE)
     try:
@@ -337,8 +337,8 @@ def test_a_closed_listener_is_seen(
     _alive(dialer, listener, eventually)
     listener.close()
     assert "closed the connection, or it died" in ended(dialer)
-    assert dialer.send([b"x"]) is False
     assert dialer.receive() is None
+    assert dialer.send([b"x"]) is False
 
 
 def test_a_closed_dialler_is_seen(
@@ -560,9 +560,7 @@ def test_ipv6(listen: Any, dial: Any, eventually: Eventually) -> None:
     _alive(dial(listener), listener, eventually)
 
 
-def test_the_first_free_port_of_a_range(
-    listen: Any, dial: Any, eventually: Eventually
-) -> None:
+def test_the_first_free_port_of_a_range(listen: Any, dial: Any, eventually: Eventually) -> None:
     low = _free_ports(3)
     listeners = [listen(f"tcp://127.0.0.1:{low}-{low + 2}") for _ in range(3)]
     assert [listener.endpoint.port for listener in listeners] == [low, low + 1, low + 2]
@@ -605,7 +603,6 @@ def test_a_port_in_use(listen: Any, other: str) -> None:
         "ipc:///proc/version/s",
         "ipc:///" + "x" * 200,
         "tcp://192.0.2.1:*",  # reserved for documentation: no interface has it
-        "tcp://127.0.0.1:99999",
         "tcp://127.0.0.1:9-5",
         "tcp://127.0.0.1",
         "gopher://127.0.0.1:70",

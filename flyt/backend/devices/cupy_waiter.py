@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A thread that waits for the events of one CUDA stream and calls back, in their order.
 
-CUDA's own host callbacks may not call CUDA and run on a thread of the driver; here a blocking
-wait that holds neither the GIL nor a core does the same.
+CUDA's own host callbacks may not call CUDA and run on a thread of the driver; here a wait that
+does not hold the GIL does the same.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import time
 
 from flyt.backend.devices import codes, emulated_memory
 from flyt.backend.devices.base import Device, DeviceSnapshot, Handle, Notification
+from flyt.backend.devices.emulated_attributes import ATTRIBUTES
 from flyt.backend.devices.emulated_context import Context
 from flyt.backend.devices.emulated_memory import Dying, Memory, Pool
 from flyt.backend.devices.emulated_options import EmulatedOptions
@@ -34,50 +35,6 @@ _EVENT_FLAGS = frozenset({0, 1, 2, 3})  # BlockingSync and DisableTiming
 _STREAM_FLAGS = frozenset({0, 1})  # default and NonBlocking
 
 _log = logging.getLogger(__name__)
-
-ATTRIBUTES = {
-    "MaxThreadsPerBlock": 1024,
-    "MaxBlockDimX": 1024,
-    "MaxBlockDimY": 1024,
-    "MaxBlockDimZ": 64,
-    "MaxGridDimX": 2**31 - 1,
-    "MaxGridDimY": 65535,
-    "MaxGridDimZ": 65535,
-    "MaxSharedMemoryPerBlock": 49152,
-    "TotalConstantMemory": 65536,
-    "WarpSize": 32,
-    "MaxPitch": 2**31 - 1,
-    "MaxRegistersPerBlock": 65536,
-    "ClockRate": 1_000_000,
-    "TextureAlignment": 512,
-    "GpuOverlap": 1,
-    "MultiProcessorCount": 1,
-    "KernelExecTimeout": 0,
-    "Integrated": 0,
-    "CanMapHostMemory": 1,
-    "ComputeMode": 0,
-    "ConcurrentKernels": 0,
-    "EccEnabled": 0,
-    "PciBusId": 0,
-    "PciDomainId": 0,
-    "TccDriver": 0,
-    "MaxThreadsPerMultiProcessor": 2048,
-    "AsyncEngineCount": 2,
-    "UnifiedAddressing": 1,
-    "ComputeCapabilityMajor": 9,
-    "ComputeCapabilityMinor": 0,
-    "StreamPrioritiesSupported": 0,
-    "ManagedMemory": 0,
-    "IsMultiGpuBoard": 0,
-    "PageableMemoryAccess": 0,
-    "ConcurrentManagedAccess": 0,
-    "CanUseHostPointerForRegisteredMem": 1,
-    "CooperativeLaunch": 0,
-    "HostRegisterSupported": 1,
-    "MemoryPoolsSupported": 1,
-    "IpcEventSupport": 0,
-}
-"""What the device claims, by the names of ``cudaDeviceAttr``: it copies, it runs no kernels."""
 
 
 class EmulatedDevice(Device):

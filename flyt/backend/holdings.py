@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one session holds on the devices, and how it learns that its work is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from flyt.backend.blocks import BlockTable
+from flyt.backend.bounce import BounceBuffer
+from flyt.backend.devices.base import Device, Handle
+from flyt.backend.services import Services
+from flyt.errors import DeviceError
+
+INVALID_DEVICE = 101
+
+CallSoon = Callable[[Callable[[], None]], None]
+
+
+class Holdings:
+    """Blocks, streams, pools and the bounce buffer of one session; its thread alone uses them.
+
+    Parameters
+    ----------
+    services : Services
+    call_soon : callable
+        Runs a function on the session's thread; callable from any thread.
+    limit : int
+        Bytes of device memory the session may have; 0 means no limit.
+
+    Attributes
+    ----------
+    waiting : int
+        Notifications that are still to come.
+    """
+
+    def __init__(self, services: Services, call_soon: CallSoon, limit: int) -> None:
+        self.blocks = BlockTable(limit)
+        self.aside: set[int] = set()
+        """Blocks whose addresses the frontend could not reserve; kept until the end."""
+        self.bounce: BounceBuffer | None = None
+        self.waiting = 0
+        self._services = services
+        self._call_soon = call_soon
+        self._streams: dict[int, Handle] = {}
+        self._pools: dict[int, Handle] = {}
+
+    @property
+    def devices(self) -> list[Device]:
+        """All devices of the worker."""
+        return self._services.devices
+
+    def device(self, ordinal: int) -> Device:
+        """The device a command names, or DeviceError cudaErrorInvalidDevice."""
+        if ordinal >= len(self.devices):
+            raise DeviceError(INVALID_DEVICE, f"there is no device {ordinal}")
+        return self.devices[ordinal]
+
+    def stream(self, device: Device) -> Handle:
+        """The session's own legacy default stream on a device."""
+        if device.ordinal not in self._streams:
+            self._streams[device.ordinal] = device.create_stream()
+        return self._streams[device.ordinal]
+
+    def pool(self, device: Device) -> Handle:
+        """The session's own memory pool on a device."""
+        if device.ordinal not in self._pools:
+            self._pools[device.ordinal] = device.create_pool()
+        return self._pools[device.ordinal]
+
+    def bounce_buffer(self) -> BounceBuffer:
+        """Registered memory for inline payloads, made at the first one."""
+        if self.bounce is None:
+            bounce = BounceBuffer()
+            self.devices[0].register(bounce.address, bounce.size)
+            self.bounce = bounce
+        return self.bounce
+
+    def when_done(self, devices: Iterable[Device], call: Callable[[int], None]) -> None:
+        """Call ``call(code)`` on the session's thread once all the work that the session gave to
+        these devices so far is done; ``code`` is the first error of it, or 0."""
+        pending = [(d, self._streams[d.ordinal]) for d in devices if d.ordinal in self._streams]
+        if not pending:
+            self._call_soon(lambda: call(0))
+            return
+        left, first = len(pending), 0
+
+        def finished(code: int) -> None:
+            nonlocal left, first
+            left, first = left - 1, first or code
+            self.waiting -= 1
+            if left == 0:
+                call(first)
+
+        def notified(code: int) -> None:
+            self._services.activity.leave()
+            self._call_soon(lambda: finished(code))
+
+        for device, stream in pending:
+            self.waiting += 1
+            self._services.activity.enter()
+            try:
+                device.notify(stream, notified)
+            except DeviceError as exc:
+                notified(exc.code)
+
+    def free_blocks(self) -> None:
+        """Free all device memory behind the work that uses it."""
+        for block in self.blocks.all():
+            self.blocks.remove(block.address)
+            block.device.free(block.address, self.stream(block.device))
+
+    def destroy(self) -> None:
+        """Give back pools, streams and the bounce buffer; all work is done."""
+        for device in self.devices:
+            if (pool := self._pools.pop(device.ordinal, None)) is not None:
+                device.destroy_pool(pool)
+            if (stream := self._streams.pop(device.ordinal, None)) is not None:
+                device.destroy_stream(stream)
+        bounce, self.bounce = self.bounce, None
+        if bounce is not None:
+            self._services.reaper.take(self.devices[0], bounce.address, bounce.close)

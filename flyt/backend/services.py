@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a worker offers its sessions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import zmq
+
+from flyt.backend.devices.base import Device
+from flyt.backend.reaper import Activity, Reaper
+from flyt.backend.registry import Registry
+from flyt.shm.layout import Geometry
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Services:
+    """One for all sessions of a worker."""
+
+    context: zmq.Context[zmq.Socket[bytes]]
+    devices: list[Device]
+    region: tuple[int, Geometry] | None
+    """Descriptor and geometry of the region; None when the backend serves without one."""
+    registry: Registry
+    reaper: Reaper
+    activity: Activity
+    heartbeat_ms: int
+    tell: Callable[[object], None]
+    """Sends a message to the supervisor."""
+    broken: Callable[[int, str], None]
+    """The context is gone with this sticky code."""
