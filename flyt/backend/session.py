@@ -2,13 +2,12 @@
 """A session: one client process, served by one thread on one socket of its own.
 
 The thread takes commands in order, gives them to the device and goes on reading: whatever takes
-time answers later, through `Session.call_soon`. So an ended connection is seen at once, and no
+time answers later, through its `Inbox`. So an ended connection is seen at once, and no
 client waits for another.
 """
 
 from __future__ import annotations
 
-import collections
 import hmac
 import logging
 import math
@@ -23,6 +22,7 @@ from flyt.backend import memory_commands, window_commands
 from flyt.backend.devices.base import Device
 from flyt.backend.devices.codes import STICKY
 from flyt.backend.holdings import Holdings
+from flyt.backend.inbox import Inbox
 from flyt.backend.memory_commands import Stall
 from flyt.backend.orders import Closed, Granted, Open, Opened, Reclaimed
 from flyt.backend.registry import Entry
@@ -58,7 +58,8 @@ class Session(threading.Thread):
         self.order = order
         self.id = order.session
         self.pid = order.pid
-        self.holdings = Holdings(services, self.call_soon, order.memory_limit)
+        self._inbox = Inbox()
+        self.holdings = Holdings(services, self._inbox.put, order.memory_limit)
         self.entry: Entry | None = None
         self.reserved: Window | None = None
         """The window of an ATTACH whose frames are not granted yet."""
@@ -71,20 +72,10 @@ class Session(threading.Thread):
         self._taken = self._told = 0
         self._last_words = False
         self._held: Incoming | None = None
-        self._inbox: collections.deque[Callable[[], None]] = collections.deque()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._wake_lock = threading.Lock()
         self._deadline = time.monotonic() + ATTACH_SECONDS
         self._listener: Listener | None = None
 
     # --- from any thread ---
-
-    def call_soon(self, call: Callable[[], None]) -> None:
-        """Run ``call`` on the session's thread. From any thread; never waits."""
-        self._inbox.append(call)
-        with self._wake_lock:
-            if self._wake >= 0:
-                os.eventfd_write(self._wake, 1)
 
     def deliver(self, order: Granted | Reclaimed) -> None:
         """Hand the supervisor's answer over to whoever waits for it."""
@@ -94,7 +85,7 @@ class Session(threading.Thread):
             if waiter is not None:
                 waiter(order)
 
-        self.call_soon(run)
+        self._inbox.put(run)
 
     def end(self, reason: str) -> None:
         """End the session from outside, in order."""
@@ -102,7 +93,7 @@ class Session(threading.Thread):
         def run() -> None:
             raise Ended(reason)
 
-        self.call_soon(run)
+        self._inbox.put(run)
 
     def sticky(self, code: int, text: str) -> None:
         """The worker's context is gone: tell the client, as the last word."""
@@ -112,7 +103,7 @@ class Session(threading.Thread):
             self._last_words = True
             raise Ended(f"sticky error {code}")
 
-        self.call_soon(run)
+        self._inbox.put(run)
 
     # --- the thread ---
 
@@ -126,7 +117,7 @@ class Session(threading.Thread):
             )
         except ConfigurationError as exc:
             self.services.tell(Opened(self.id, 0, "", str(exc)))
-            self._close_wake()
+            self._inbox.close()
             return
         endpoint = self._listener.endpoint
         name = os.path.basename(endpoint.path)
@@ -144,7 +135,7 @@ class Session(threading.Thread):
         except DeviceError as exc:
             self._device_failed(exc)
         finally:
-            self._close_wake()
+            self._inbox.close()
             self.services.registry.drop(self.id)
             self.services.tell(Closed(self.id, reason[:4096]))
             if self._last_words:
@@ -158,15 +149,10 @@ class Session(threading.Thread):
         while self._source not in listener.gone() and (left := deadline - time.monotonic()) > 0:
             monitor.poll(math.ceil(left * 1000))
 
-    def _close_wake(self) -> None:
-        with self._wake_lock:
-            os.close(self._wake)
-            self._wake = -1
-
     def _serve(self) -> None:
         listener = self._listening()
         poller = zmq.Poller()
-        for source in (*listener.pollables, self._wake):
+        for source in (*listener.pollables, self._inbox.fileno()):
             poller.register(source, zmq.POLLIN)
         while True:
             poller.poll(None if self.attached else self._attach_ms())
@@ -183,12 +169,8 @@ class Session(threading.Thread):
         return int(left * 1000) + 1
 
     def _drain_inbox(self) -> None:
-        try:
-            os.eventfd_read(self._wake)
-        except BlockingIOError:
+        if not self._inbox.run():
             return
-        while self._inbox:
-            self._inbox.popleft()()
         held, self._held = self._held, None
         if held is not None:
             self._execute(held)
@@ -334,15 +316,19 @@ class Session(threading.Thread):
 
         self.holdings.when_done(self.services.devices, done)
         poller = zmq.Poller()
-        poller.register(self._wake, zmq.POLLIN)
+        poller.register(self._inbox.fileno(), zmq.POLLIN)
         while not (idle and self.holdings.waiting == 0):
             poller.poll()
-            os.eventfd_read(self._wake)
-            while self._inbox:
+            while True:
                 try:
-                    self._inbox.popleft()()
+                    if not self._inbox.run():
+                        break
                 except Ended:
-                    continue  # already ending
+                    self._inbox.put(_nothing)  # already ending: what is left runs all the same
+
+
+def _nothing() -> None:
+    """Only wakes the session's thread up."""
 
 
 _HANDLERS: dict[type, Callable[[Session, object, list[bytes]], None]] = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import random
 import select
 import signal
 import socket
@@ -38,9 +39,10 @@ from flyt.backend.reaper import Activity, Reaper
 from flyt.backend.registry import Registry
 from flyt.backend.services import Services
 from flyt.backend.session import Session
-from flyt.errors import DeviceError, FlytError, SessionLost
+from flyt.errors import DeviceError, FlytError, RegionError, SessionLost
 from flyt.rpc.sockets import open_context
 from flyt.shm.layout import Geometry
+from flyt.shm.window import Window, pick_base
 
 log = logging.getLogger(__name__)
 
@@ -65,14 +67,10 @@ class Worker:
         activity = Activity()
         reaper = Reaper(activity)
         reaper.start()
-        region = None
-        if arguments.region_fd is not None:
-            geometry = Geometry.plan(arguments.region_size, arguments.page_size)
-            region = (arguments.region_fd, geometry)
         self._services = Services(
             context=open_context(),
             devices=devices,
-            region=region,
+            region=_region(arguments),
             registry=Registry(),
             reaper=reaper,
             activity=activity,
@@ -184,6 +182,37 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _region(arguments: argparse.Namespace) -> tuple[int, Geometry] | None:
+    if arguments.region_fd is None:
+        return None
+    return arguments.region_fd, Geometry.plan(arguments.region_size, arguments.page_size)
+
+
+def _try_region(device: Device, region: tuple[int, Geometry] | None) -> None:
+    """Register one frame and let it go again: not every file that can be mapped can be pinned.
+
+    Raises
+    ------
+    RegionError
+        The device can't read this kind of file.
+    """
+    if region is None:
+        return
+    descriptor, geometry = region
+    base = pick_base(geometry.page_size, random.Random())
+    window = Window.reserve_at(descriptor, geometry, base, geometry.page_size)
+    try:
+        device.register(window.map(0, ((0, 1),)), geometry.page_size)
+        device.unregister(base)
+    except DeviceError as exc:
+        raise RegionError(
+            f"the device can't register the region for DMA ({exc}): use a POSIX shared-memory "
+            "object, or a file on tmpfs or hugetlbfs"
+        ) from exc
+    finally:
+        window.close()
+
+
 def _snapshot(devices: list[Device]) -> dict[str, object]:
     runtime, driver = versions(devices)
     described = [device.snapshot() for device in devices]
@@ -218,6 +247,7 @@ def main() -> int:
             if not devices:
                 raise DeviceError(100, "no device")
             snapshot = _snapshot(devices)
+            _try_region(devices[0], _region(arguments))
         except FlytError as exc:
             channel.send(Failed(getattr(exc, "code", 100), str(exc)[:4096]))
             return 1

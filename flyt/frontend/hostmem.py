@@ -61,8 +61,8 @@ def pointer(argument: Any) -> HostArgument:
     """
     if argument is None:
         return HostArgument(0)
-    if isinstance(argument, int):
-        return HostArgument(_address(argument))
+    if isinstance(argument, (int, np.integer)):  # a NumPy integer is a buffer too, of itself
+        return HostArgument(_address(int(argument)))
     if isinstance(argument, np.ndarray):
         return _array(argument)
     getter = getattr(argument, "getPtr", None)
@@ -76,8 +76,9 @@ def pointer(argument: Any) -> HostArgument:
         raise ValueError(f"{type(argument).__name__} is not contiguous")
     if view.nbytes == 0:
         return HostArgument(0, 0, view.readonly, view)
-    flat = np.frombuffer(view.cast("B") if view.c_contiguous else view, dtype=np.uint8)
-    return HostArgument(int(flat.ctypes.data), view.nbytes, view.readonly, flat)
+    # Fortran's order can't be cast; both ways read no more than the address.
+    array = np.frombuffer(view.cast("B"), np.uint8) if view.c_contiguous else np.asarray(view)
+    return HostArgument(int(array.ctypes.data), view.nbytes, view.readonly, array)
 
 
 def _address(value: int) -> int:
@@ -93,14 +94,15 @@ def _array(array: np.ndarray[Any, Any]) -> HostArgument:
 
 
 def _indirect(argument: Any) -> HostArgument:
-    """NumPy integers, ctypes pointers, and cuda-bindings' wrappers (CUdeviceptr and friends)."""
+    """What says its address itself: cuda-bindings' wrappers (CUdeviceptr and friends)."""
     try:
         return HostArgument(_address(operator.index(argument)))
     except TypeError:
         pass
     try:
-        return HostArgument(_address(int(argument)), owner=argument)
-    except (TypeError, ValueError):
+        # Not int(): that would read digits in a text.
+        return HostArgument(_address(argument.__int__()), owner=argument)
+    except (AttributeError, TypeError, ValueError):
         raise TypeError(
             f"Provided argument is of type {type(argument)} but expected an int, None or an object "
             "with the buffer protocol"

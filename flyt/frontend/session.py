@@ -80,6 +80,7 @@ class Session:
         self._slot_size = 0
         self._slot_count = 0
         self._closed = False
+        self._kept: dict[int, bytes] = {}
         self._launched: Launched | None = None
         self._owned = contextlib.ExitStack()
         """What `close` lets go of, whatever fails on the way; from the last to the first."""
@@ -277,6 +278,8 @@ class Session:
         if self._closed or os.getpid() != self.pid:
             return
         self._closed = True
+        # Before the goodbye: the backend zeroes the frames as soon as it has read it.
+        self._kept = {a: bytes(memory.view(a, size)) for a, size in self.arrays.items()}
         with self._owned:
             self._say_goodbye()
 
@@ -291,7 +294,7 @@ class Session:
         """Give the window up; living arrays keep their bytes."""
         held, self.memory = self.memory, None
         if held is not None:
-            held.close(list(self.arrays.items()))
+            held.close(self._kept)
 
     def leave_at_exit(self) -> None:
         """At interpreter exit: say goodbye, touch no memory; the kernel takes the rest."""

@@ -80,6 +80,7 @@ def _number(environ: Mapping[str, str], name: str, default: int, low: int, high:
     text = environ.get(name)
     if not text:
         return default
-    if not (text.isascii() and text.isdigit() and low <= int(text) <= high):
+    digits = text.isascii() and text.isdigit() and len(text) <= len(str(high))
+    if not (digits and low <= int(text) <= high):
         raise ConfigurationError(f"{name}={text!r}: a whole number from {low} to {high} is wanted")
     return int(text)

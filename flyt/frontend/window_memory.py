@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from flyt.errors import AddressTaken, DeviceError, RegionError, RegionFull
 from flyt.frontend.connection import Connection
@@ -264,20 +264,19 @@ class WindowMemory:
 
     # --- the end ---
 
-    def close(self, keep: list[tuple[int, int]]) -> None:
+    def close(self, keep: Mapping[int, bytes]) -> None:
         """Unmap everything, then unlock the frames.
 
         Parameters
         ----------
-        keep : list of (address, size)
-            Memory that arrays of the application still use: it becomes private memory with the
-            same bytes at the same place, and stays for the life of the process.
+        keep : mapping of int to bytes
+            Address and bytes of memory that arrays of the application still use: it becomes
+            private memory at the same place, and stays for the life of the process.
         """
         window, self.window = self.window, None
         if window is not None:
-            kept = [(address, bytes(memory.view(address, size))) for address, size in keep]
             window.close()
-            for address, data in kept:
+            for address, data in keep.items():
                 memory.map_private(address, len(data))
                 memory.view(address, len(data))[:] = data
         self.abandon()

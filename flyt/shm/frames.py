@@ -68,7 +68,8 @@ class FrameTaker:
         count, vpn : int
             Frame i of the result backs virtual page ``vpn + i``.
         wait : float
-            Seconds to wait at most for frames that the backend is cleaning.
+            Seconds to wait at most for frames that the backend is cleaning, or will clean since
+            their owner has let go of them.
         avoid : container of int
             Frames to pass over, since the backend refused them.
 
@@ -85,7 +86,7 @@ class FrameTaker:
             taken, free = self._attempt(count, vpn, avoid)
             if taken:
                 return taken
-            cleaning = self._table.counts()[FrameState.QUARANTINED]
+            cleaning = self._coming()
             if free >= count:
                 contended += 1
             worth_it = cleaning > 0 or (free >= count and contended < CONTENTION_STEPS)
@@ -132,6 +133,23 @@ class FrameTaker:
                 if not complete:
                     self.give_up(claimed)
         return runs.from_frames(runs.frames_of(claimed)), len(free)
+
+    def _coming(self) -> int:
+        """How many frames will be FREE soon: those being cleaned, and those of a session that has
+        ended without the backend having noticed yet. Their word says OWNED, but no one holds
+        their lock."""
+        owned: list[int] = []
+        cleaning = 0
+        for frame, state in enumerate(self._table.states()):
+            cleaning += state == FrameState.QUARANTINED
+            if state == FrameState.OWNED:
+                owned.append(frame)
+        for first, count in runs.from_frames(owned):
+            for frame in range(first, first + count):
+                if self._locks.lock(frame, 1):
+                    self._locks.unlock(frame, 1)
+                    cleaning += 1
+        return cleaning
 
     def _claim(self, free: Sequence[Run], count: int, claimed: list[Run]) -> bool:
         """Lock ``count`` frames, adding them to ``claimed``; False if others are faster."""

@@ -4,8 +4,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -164,9 +168,11 @@ def test_page_sizes(
 
 
 def test_a_region_in_any_mappable_file(
-    backend: Callable[..., Any], connect: Callable[..., flyt.Session], tmp_path: Path
+    backend: Callable[..., Any], connect: Callable[..., flyt.Session], device_kind: str
 ) -> None:
-    file = tmp_path / "region"
+    # CUDA registers pages of tmpfs, not of a disk's file system.
+    folder = tempfile.mkdtemp(dir="/dev/shm" if device_kind == "cupy" else None)
+    file = Path(folder) / "region"
     file.write_bytes(bytes(16 << 20))
     daemon = backend(region=str(file), size="16M")
     session = connect(daemon)
@@ -181,6 +187,24 @@ def test_a_region_in_any_mappable_file(
     daemon.region = ""  # adopted: it stays
     daemon.stop()
     assert file.exists()
+    shutil.rmtree(folder)
+
+
+def test_a_file_that_cuda_cannot_register_is_refused_at_start(
+    device_kind: str, tmp_path: Path
+) -> None:
+    if device_kind != "cupy":
+        pytest.skip("the emulated device reads any mapping")
+    file = tmp_path / "region"
+    file.write_bytes(bytes(16 << 20))
+    command = [sys.executable, "-m", "flyt.cli.backend", "--device", "cupy", "--region", str(file)]
+    done = subprocess.run(
+        [*command, "--listen", f"ipc://{tmp_path}/b.sock"],
+        env={**os.environ, "FLYT_RUNTIME_DIR": str(tmp_path / "run")},
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "tmpfs" in done.stderr
 
 
 def test_windows_grow_and_shrink(session: flyt.Session, one_backend: Any) -> None:
