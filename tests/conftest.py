@@ -68,6 +68,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # Last, since on cupy they initialise CUDA in this very process: its driver then reserves the
+    # addresses of all device memory, and sessions of this process would find them taken.
+    items.sort(key=lambda item: "devices" in item.path.parts)
     for item in items:
         marker = item.get_closest_marker("emulated_only")
         if marker is None:

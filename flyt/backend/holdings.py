@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import time
 from collections.abc import Callable, Iterable
 
 from flyt.backend.blocks import BlockTable
@@ -10,10 +13,21 @@ from flyt.backend.bounce import BounceBuffer
 from flyt.backend.devices.base import Device, Handle
 from flyt.backend.services import Services
 from flyt.errors import DeviceError
+from flyt.rpc.patience import spin_seconds
 
 INVALID_DEVICE = 101
 
 CallSoon = Callable[[Callable[[], None]], None]
+
+
+@dataclasses.dataclass(slots=True)
+class _Watched:
+    """A mark that the session's thread asks for itself until ``until`` (`time.monotonic`)."""
+
+    device: Device
+    mark: Handle
+    finished: Callable[[int], None]
+    until: float
 
 
 class Holdings:
@@ -43,6 +57,7 @@ class Holdings:
         self._call_soon = call_soon
         self._streams: dict[int, Handle] = {}
         self._pools: dict[int, Handle] = {}
+        self._marks: list[_Watched] = []
 
     @property
     def devices(self) -> list[Device]:
@@ -91,17 +106,43 @@ class Holdings:
             if left == 0:
                 call(first)
 
-        def notified(code: int) -> None:
-            self._services.activity.leave()
-            self._call_soon(lambda: finished(code))
-
         for device, stream in pending:
             self.waiting += 1
             self._services.activity.enter()
             try:
-                device.notify(stream, notified)
+                mark = device.mark(stream)
             except DeviceError as exc:
-                notified(exc.code)
+                self._arrived(finished, exc.code)
+                continue
+            self._marks.append(_Watched(device, mark, finished, time.monotonic() + spin_seconds()))
+
+    def look(self) -> bool:
+        """Finish what is done; whether it is worth looking again at once.
+
+        For a while the session's thread asks the device itself, which spares three wake-ups of
+        threads; what takes longer is left to the device's own notification.
+        """
+        now = time.monotonic()
+        for watched in list(self._marks):
+            code = watched.device.reached(watched.mark)
+            if code is None and now < watched.until:
+                continue
+            self._marks.remove(watched)
+            if code is not None:
+                self._services.activity.leave()
+                watched.finished(code)
+                continue
+            arrived = functools.partial(self._arrived, watched.finished)
+            try:
+                watched.device.watch(watched.mark, arrived)
+            except DeviceError as exc:
+                arrived(exc.code)
+        return bool(self._marks)
+
+    def _arrived(self, finished: Callable[[int], None], code: int) -> None:
+        """From any thread: the device has told that a mark is reached."""
+        self._services.activity.leave()
+        self._call_soon(functools.partial(finished, code))
 
     def free_blocks(self) -> None:
         """Free all device memory behind the work that uses it."""

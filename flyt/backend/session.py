@@ -154,15 +154,20 @@ class Session(threading.Thread):
         poller = zmq.Poller()
         for source in (*listener.pollables, self._inbox.fileno()):
             poller.register(source, zmq.POLLIN)
+        busy = False
         while True:
-            poller.poll(None if self.attached else self._attach_ms())
+            poller.poll(0 if busy else self._patience_ms())
             self._drain_inbox()
             if self._source in listener.gone():
                 raise Ended("the client's connection ended")
             while self._held is None and (incoming := listener.receive()) is not None:
                 self._take(incoming)
+            busy = self.holdings.look()
 
-    def _attach_ms(self) -> int:
+    def _patience_ms(self) -> int | None:
+        """How long to sleep at most: for ever once the client has attached."""
+        if self.attached:
+            return None
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise Ended(f"the client did not attach within {ATTACH_SECONDS:.0f} s")
@@ -318,13 +323,14 @@ class Session(threading.Thread):
         poller = zmq.Poller()
         poller.register(self._inbox.fileno(), zmq.POLLIN)
         while not (idle and self.holdings.waiting == 0):
-            poller.poll()
-            while True:
-                try:
-                    if not self._inbox.run():
-                        break
-                except Ended:
-                    self._inbox.put(_nothing)  # already ending: what is left runs all the same
+            try:
+                self._inbox.run()
+                busy = self.holdings.look()
+            except Ended:  # already ending: what is left runs all the same
+                self._inbox.put(_nothing)
+                busy = True
+            if not (idle and self.holdings.waiting == 0):
+                poller.poll(0 if busy else None)
 
 
 def _nothing() -> None:

@@ -7,7 +7,6 @@ leads: it polls the socket for all, and hands over when its own answer is there.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import select
@@ -22,6 +21,7 @@ from flyt.errors import CommandTimeout, DeviceError, ProtocolError, SessionLost
 from flyt.frontend.inflight import InflightTable, Pending
 from flyt.rpc import messages as m
 from flyt.rpc.endpoints import Endpoint
+from flyt.rpc.patience import Deadline, spin_seconds
 from flyt.rpc.sockets import Dialer, Payload
 
 DEVICES_UNAVAILABLE = 46
@@ -47,21 +47,6 @@ class Lost(SessionLost):
 
     def __str__(self) -> str:
         return self.reason
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Deadline:
-    """A point in time that several steps share."""
-
-    at: float
-
-    @classmethod
-    def after(cls, seconds: float) -> Deadline:
-        return cls(time.monotonic() + seconds)
-
-    def left(self) -> float:
-        """Seconds left, 0 when over."""
-        return max(0.0, self.at - time.monotonic())
 
 
 class Connection:
@@ -239,7 +224,11 @@ class Connection:
                 time.sleep(0.001)  # out of credits while another thread leads: it drains for us
 
     def _lead(self) -> None:
+        until = time.monotonic() + spin_seconds()
         try:
+            while time.monotonic() < until:
+                if self._poll.poll(0):
+                    return
             self._poll.poll(self._step * 1000)
         finally:
             with self.lock:
@@ -280,7 +269,7 @@ class Connection:
             self._heard = time.monotonic()
             if self._leading:
                 os.eventfd_write(self._wake, 1)
-        else:
+        elif not self._leading:  # a leader that still sleeps must find its wake-up
             self._clear_wake()
         if self._dialer.lost is not None and self.lost is None:
             self._lose(DEVICES_UNAVAILABLE, self._dialer.lost)

@@ -10,10 +10,10 @@ import sys
 import zmq
 
 from flyt.errors import CommandTimeout, HandshakeError, ProtocolError, SessionLost
-from flyt.frontend.connection import Deadline
 from flyt.rpc import messages as m
 from flyt.rpc.endpoints import Endpoint
 from flyt.rpc.handshake import FRONTEND
+from flyt.rpc.patience import Deadline
 from flyt.rpc.sockets import Dialer
 
 HEARTBEAT_MS = 5000
@@ -71,4 +71,5 @@ def ask(
 
 
 def _program() -> str:
-    return os.path.basename(sys.argv[0] or sys.executable)[:200] if sys.argv else ""
+    name = os.path.basename(sys.argv[0] or sys.executable)[:200] if sys.argv else ""
+    return name.encode(errors="replace").decode()  # a file's name need not be UTF-8

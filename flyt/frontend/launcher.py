@@ -13,7 +13,7 @@ import sys
 import tempfile
 
 from flyt.errors import CommandTimeout, SessionLost
-from flyt.frontend.connection import Deadline
+from flyt.rpc.patience import Deadline
 
 REGION_SIZE = 256 << 20
 """Of a private backend; less where /dev/shm has less."""

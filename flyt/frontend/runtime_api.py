@@ -39,7 +39,7 @@ UNREGISTERED_DEVICE = -2
 HOST_ALLOC_FLAGS = 7
 """cudaHostAllocPortable | Mapped | WriteCombined: all there are."""
 
-_FLAGS_SHOWN = {0: 2, 1: 2, 2: 2, 3: 2, 4: 6, 5: 6, 6: 6, 7: 7}
+_FLAGS_SHOWN = {0: 2, 1: 2, 2: 2, 3: 2, 4: 6, 5: 7, 6: 7, 7: 7}
 """cudaHostGetFlags after cudaHostAlloc (read off an H200, driver 580: mapping is always on)."""
 
 _ACCESSIBLE = frozenset({Space.DEVICE, Space.PINNED})

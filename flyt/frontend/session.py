@@ -20,7 +20,7 @@ from flyt.errors import (
     RegionError,
     SessionLost,
 )
-from flyt.frontend.connection import Connection, Deadline
+from flyt.frontend.connection import Connection
 from flyt.frontend.greeting import greet
 from flyt.frontend.inflight import InflightCommand
 from flyt.frontend.launcher import Launched, launch
@@ -33,6 +33,7 @@ from flyt.frontend.transfer import InlineWay, StagedWay, Transfers, Way
 from flyt.frontend.window_memory import WindowMemory
 from flyt.rpc import messages as m
 from flyt.rpc.endpoints import Endpoint
+from flyt.rpc.patience import Deadline
 from flyt.rpc.sockets import open_context
 from flyt.shm import memory
 from flyt.shm.copy import CopyEngine

@@ -25,6 +25,9 @@ LARGEST_MESSAGE = 16 << 20
 HEARTBEATS_PER_LIMIT = 4
 """A silent peer gets this many heartbeats before its time limit is over."""
 
+_NEVER_MS = 1 << 30
+"""Twelve days until a lost connection would be dialled again; `Dialer.lost` ends it before."""
+
 _LINGER_MS = 500
 """How long a closing socket may take to hand its last words to the kernel."""
 
@@ -69,7 +72,9 @@ def _prepare(socket: zmq.Socket[bytes], heartbeat_ms: int) -> None:
     socket.setsockopt(zmq.LINGER, _LINGER_MS)
     socket.setsockopt(zmq.SNDHWM, 0)  # a ROUTER drops at its mark; our credits bound it instead
     socket.setsockopt(zmq.MAXMSGSIZE, LARGEST_MESSAGE)
-    socket.setsockopt(zmq.RECONNECT_IVL, -1)
+    # Not -1: without reconnection libzmq drops what has come and is not read yet when a connection
+    # ends, the peer's last word among it. The socket is closed long before this interval is over.
+    socket.setsockopt(zmq.RECONNECT_IVL, _NEVER_MS)
     socket.setsockopt(zmq.IPV6, 1)
     if heartbeat_ms:
         socket.setsockopt(zmq.HEARTBEAT_IVL, max(1, heartbeat_ms // HEARTBEATS_PER_LIMIT))

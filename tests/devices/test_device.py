@@ -6,7 +6,9 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
+import queue
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -427,3 +429,33 @@ def test_close_lets_work_finish(bench):
     assert codes == [0]
     assert np.array_equal(source, sink)
     bench.device.close()
+
+
+def test_a_mark_can_be_asked_for(bench):
+    deadline = time.monotonic() + LIMIT
+    mark = bench.device.mark(bench.stream)
+    while (code := bench.device.reached(mark)) is None:
+        assert time.monotonic() < deadline
+    assert code == 0
+
+
+def test_a_mark_is_reached_behind_the_work_before_it(bench):
+    size = 64 * MIB
+    source, target = bench.random(size), bench.pinned(size)
+    address = bench.allocate(size)
+    bench.device.copy(address, source.ctypes.data, size, bench.stream)
+    bench.device.copy(target.ctypes.data, address, size, bench.stream)
+    mark = bench.device.mark(bench.stream)
+    deadline = time.monotonic() + LIMIT
+    while bench.device.reached(mark) is None:
+        assert time.monotonic() < deadline
+    assert (target == source).all()
+    bench.device.free(address, bench.stream)
+
+
+def test_a_mark_can_be_watched(bench):
+    for _ in range(100):
+        told = queue.SimpleQueue()
+        bench.device.watch(bench.device.mark(bench.stream), told.put)
+        assert told.get(timeout=LIMIT) == 0
+        assert told.empty()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import select
 import time
 from typing import Any
 
@@ -52,10 +53,9 @@ def test_each_call_gets_its_own_answer(
     assert connection._sent == connection._taken == THREADS * CALLS
 
 
-def test_no_answer_is_slept_over(
-    connection: Connection, server: Any, background: Any
-) -> None:
-    # A wake-up that gets lost costs a step of a second: a few of them would show.
+def test_no_answer_is_slept_over(connection: Connection, server: Any, background: Any) -> None:
+    connection._step = 2 * LIMIT  # a wake-up that gets lost is made up for after a step
+
     def echo(batch: list[tuple[Any, list[bytes]]]) -> None:
         for command, _ in batch:
             server.answer(command)
@@ -67,11 +67,29 @@ def test_no_answer_is_slept_over(
             connection.submit(m.Ping, posted=True)
             connection.call(m.Ping)
 
-    start = time.monotonic()
     for _ in range(THREADS):
         background.start(caller)
     assert background.finish() == [None] * THREADS
-    assert time.monotonic() - start < LIMIT / 2
+
+
+def test_a_wake_up_waits_for_its_leader(
+    connection: Connection, server: Any, background: Any
+) -> None:
+    pending = connection.submit(m.Ping)
+    background.start(connection.wait, pending)
+    (command,) = server.take()
+    deadline = time.monotonic() + LIMIT
+    while not connection._leading and time.monotonic() < deadline:
+        time.sleep(0.002)  # bounded by LIMIT: the thread begins to wait
+    with connection.lock:  # as a thread that sends, then waits: it drains twice
+        server.answer(command)
+        while not pending.done and time.monotonic() < deadline:
+            connection._drain()
+        connection._drain()
+        assert select.select([connection._wake], [], [], 0)[0] == [connection._wake]
+    assert background.finish() == [None]
+    connection.wait(pending)
+    assert select.select([connection._wake], [], [], 0)[0] == []  # and leaves with it
 
 
 def test_few_credits_for_many_threads(connect: Any, shuffler: Any, background: Any) -> None:
@@ -100,6 +118,7 @@ def test_many_wait_for_one(connection: Connection, server: Any, background: Any)
 
 
 def test_a_follower_takes_the_lead(connection: Connection, server: Any, background: Any) -> None:
+    connection._step = 2 * LIMIT
     for _ in range(THREADS):
         background.start(connection.call, m.Ping)
     commands = server.take(THREADS)

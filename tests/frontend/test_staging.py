@@ -63,9 +63,7 @@ def test_a_slot_comes_back_once(connection: Connection) -> None:
     assert slots.try_take() == second
 
 
-def test_an_answer_gives_a_slot_back(
-    connection: Connection, server: Any, background: Any
-) -> None:
+def test_an_answer_gives_a_slot_back(connection: Connection, server: Any, background: Any) -> None:
     slots = StagingSlots(0, 0, 2 * PAGE, 2, PAGE)
     held = [slots.take(connection) for _ in range(2)]
     for slot in held:

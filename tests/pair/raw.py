@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from flyt.errors import SessionLost
-from flyt.frontend.connection import Deadline
+from flyt.rpc.patience import Deadline
 from flyt.frontend.greeting import ask
 from flyt.rpc import messages as m
 from flyt.rpc.endpoints import Endpoint

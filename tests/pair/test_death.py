@@ -451,7 +451,7 @@ def copies():
         if not round_trip(own, 300_000, seed):
             faults.append(seed)
 
-thread = threading.Thread(target=copies)
+thread = threading.Thread(target=copies, daemon=True)  # a failed check must end the process
 thread.start()
 
 def check_parent(seed):

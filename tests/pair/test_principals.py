@@ -45,7 +45,7 @@ sys.stdin.readline()
 
 STRANGER = """
 import os, sys
-from flyt.frontend.connection import Deadline
+from flyt.rpc.patience import Deadline
 from flyt.frontend.greeting import ask
 from flyt.rpc import messages as m
 from flyt.rpc.endpoints import Endpoint

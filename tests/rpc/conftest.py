@@ -31,7 +31,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def context(folder: Path) -> Iterator[zmq.Context[Any]]:
-    """Terminated at the end, which hangs if a test left a socket open; then the folder is looked at."""
+    """Terminated before the folder is looked at; hangs if a test left a socket open."""
     context = open_context()
     yield context
     context.term()

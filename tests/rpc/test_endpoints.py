@@ -68,7 +68,7 @@ def test_a_socket_path_has_107_bytes() -> None:
     wide = "/" + "ü" * 53  # 54 characters, 107 bytes
     assert Endpoint.parse(f"ipc://{wide}").path == wide
     for path in (longest + "x", wide + "x"):
-        with pytest.raises(ConfigurationError, match="107 bytes.*FLYT_RUNTIME_DIR"):
+        with pytest.raises(ConfigurationError, match=r"107 bytes.*FLYT_RUNTIME_DIR"):
             Endpoint.parse(f"ipc://{path}")
 
 

@@ -446,6 +446,10 @@ def test_nobody_dials_again(
     dialer.send([b"stale"])
     fresh = dial(successor)
     assert _alive(fresh, successor, eventually).frames == [b"there"]
+    time.sleep(0.5)  # bounded: libzmq's own interval is 0.1 s
+    dialer.check()
+    assert dialer.descriptor == -1
+    assert dialer.lost is not None
     assert successor.receive() is None
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +40,29 @@ class DeviceSnapshot:
     total_memory: int
     kind: str
     attributes: dict[str, int]
+
+
+class Mark:
+    """A mark made of a notification, for devices that have nothing cheaper."""
+
+    def __init__(self) -> None:
+        self.code: int | None = None
+        self._call: Notification | None = None
+        self._lock = threading.Lock()
+
+    def reach(self, code: int) -> None:
+        with self._lock:
+            self.code = code
+            call = self._call
+        if call is not None:
+            call(code)
+
+    def tell(self, call: Notification) -> None:
+        with self._lock:
+            self._call = call
+            code = self.code
+        if code is not None:
+            call(code)
 
 
 class Device(abc.ABC):
@@ -120,6 +144,25 @@ class Device(abc.ABC):
         broken context, or 709 if close() dropped the work. ``call`` must neither block nor use
         the device: the notifications of the stream after it wait for it.
         """
+
+    # --- marks: a point in a stream that can be asked for, or waited for ---
+
+    def mark(self, stream: Handle) -> Handle:
+        """The point behind everything put on ``stream`` so far; for one `reached` that answers, or
+        one `watch`."""
+        mark = Mark()
+        self.notify(stream, mark.reach)
+        return mark
+
+    def reached(self, mark: Handle) -> int | None:
+        """The cudaError_t of the work before a mark, or None while it is not done. Cheap: sessions
+        ask for a while before they `watch`."""
+        code: int | None = mark.code
+        return code
+
+    def watch(self, mark: Handle, call: Notification) -> None:
+        """Calls ``call(code)``, perhaps at once, when the mark is reached."""
+        mark.tell(call)
 
     # --- work, put on a stream; returns at once ---
 

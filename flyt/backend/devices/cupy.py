@@ -84,7 +84,7 @@ class CupyDevice(Device):
         self._lock = threading.Lock()
         self._waiters: dict[int, Waiter] = {}  # by stream, until that is destroyed
         self._leaving: set[Waiter] = set()  # of destroyed streams with work left
-        self._stock: collections.deque[int] = collections.deque()  # idle events for notify()
+        self._stock: collections.deque[int] = collections.deque()  # idle events for marks
         self._snapshot = self._describe()
 
     def snapshot(self) -> DeviceSnapshot:
@@ -173,15 +173,36 @@ class CupyDevice(Device):
     def elapsed(self, start: Handle, end: Handle) -> float:
         return float(self.runtime.eventElapsedTime(start, end))
 
-    @_cuda
     def notify(self, stream: Handle, call: Notification) -> None:
+        self.watch(self.mark(stream), call)
+
+    @_cuda
+    def mark(self, stream: Handle) -> tuple[int, int]:
+        with self._lock:
+            if stream not in self._waiters:
+                raise DeviceError(codes.INVALID_RESOURCE_HANDLE, "mark: no such stream")
+            event = self._stock.popleft() if self._stock else 0
+        event = event or int(self.runtime.eventCreateWithFlags(_EVENT_NO_TIMING))
+        self.runtime.eventRecord(event, stream)
+        return event, stream
+
+    def reached(self, mark: Handle) -> int | None:
+        event, _ = mark
+        try:
+            if not self.query(event):
+                return None
+            self._put_back(event)
+        except DeviceError as exc:
+            return exc.code  # the event is not used again: its context may be broken
+        return codes.SUCCESS
+
+    def watch(self, mark: Handle, call: Notification) -> None:
+        event, stream = mark
         with self._lock:
             waiter = self._waiters.get(stream)
-            event = self._stock.popleft() if self._stock else 0
         if waiter is None:
-            raise DeviceError(codes.INVALID_RESOURCE_HANDLE, "notify: no such stream")
-        event = event or int(self.runtime.eventCreateWithFlags(_EVENT_NO_TIMING))
-        waiter.put(lambda: self.runtime.eventRecord(event, stream), event, call)
+            raise DeviceError(codes.INVALID_RESOURCE_HANDLE, "watch: the stream is destroyed")
+        waiter.put(event, call)
 
     # --- work ---
 
@@ -237,6 +258,10 @@ class CupyDevice(Device):
     @_cuda
     def _synchronize(self, event: int) -> None:
         self.runtime.eventSynchronize(event)
+        self._put_back(event)
+
+    @_cuda
+    def _put_back(self, event: int) -> None:
         with self._lock:
             if len(self._stock) < STOCK_LIMIT:
                 self._stock.append(event)

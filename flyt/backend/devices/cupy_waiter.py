@@ -39,14 +39,13 @@ class Waiter:
         self._thread: threading.Thread | None = None
         self._finished = False
 
-    def put(self, record: Callable[[], None], event: int, call: Notification) -> None:
-        """Records the event and queues it in one step: both orders have to be the same."""
+    def put(self, event: int, call: Notification) -> None:
+        """Queue an event that is recorded already."""
         with self._lock:
             if self._finished:
-                raise DeviceError(codes.INVALID_RESOURCE_HANDLE, "notify: the stream is destroyed")
+                raise DeviceError(codes.INVALID_RESOURCE_HANDLE, "watch: the stream is destroyed")
             if self._thread is None:
                 self._thread = self._start()
-            record()
             self._queue.put((event, call))
 
     def finish(self) -> None:
