@@ -24,32 +24,35 @@ from flyt.errors import (
     RegionFull,
     SessionLost,
 )
-from flyt.frontend.current import connect
-from flyt.frontend.inflight import InflightCommand
-from flyt.frontend.pinned import pinned_empty
-from flyt.frontend.runtime_api import (
+from flyt.frontend.api.copies import cudaMemcpy, cudaMemset
+from flyt.frontend.api.devices import (
     cudaDeviceSynchronize,
     cudaDriverGetVersion,
-    cudaFree,
-    cudaFreeHost,
     cudaGetDevice,
     cudaGetDeviceCount,
+    cudaRuntimeGetVersion,
+    cudaSetDevice,
+)
+from flyt.frontend.api.errors import (
     cudaGetErrorName,
     cudaGetErrorString,
     cudaGetLastError,
+    cudaPeekAtLastError,
+)
+from flyt.frontend.api.memory import (
+    cudaFree,
+    cudaFreeHost,
     cudaHostAlloc,
     cudaHostGetDevicePointer,
     cudaHostGetFlags,
     cudaMalloc,
     cudaMallocHost,
-    cudaMemcpy,
     cudaMemGetInfo,
-    cudaMemset,
-    cudaPeekAtLastError,
     cudaPointerGetAttributes,
-    cudaRuntimeGetVersion,
-    cudaSetDevice,
 )
+from flyt.frontend.current import connect
+from flyt.frontend.inflight import InflightCommand
+from flyt.frontend.pinned import pinned_empty
 from flyt.frontend.session import Session
 from flyt.frontend.state import inflight, last_failure, statistics
 from flyt.frontend.statistics import FlytWarning

@@ -152,11 +152,14 @@ class Session(threading.Thread):
     def _serve(self) -> None:
         listener = self._listening()
         poller = zmq.Poller()
+        stalled = zmq.Poller()  # does not look for commands, so they don't keep it from sleeping
         for source in (*listener.pollables, self._inbox.fileno()):
             poller.register(source, zmq.POLLIN)
+        for source in (listener.pollables[1], self._inbox.fileno()):
+            stalled.register(source, zmq.POLLIN)
         busy = False
         while True:
-            poller.poll(0 if busy else self._patience_ms())
+            (poller if self._held is None else stalled).poll(0 if busy else self._patience_ms())
             self._drain_inbox()
             if self._source in listener.gone():
                 raise Ended("the client's connection ended")

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Device memory and pinned memory: allocate, free, ask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cuda.bindings.runtime import cudaMemoryType, cudaPointerAttributes
+
+from flyt.errors import DeviceError
+from flyt.frontend import current
+from flyt.frontend.api.convention import INVALID_VALUE, Answer, cuda
+from flyt.frontend.current import thread
+from flyt.frontend.hostmem import pointer, size_t
+from flyt.frontend.pointers import Space
+
+UNREGISTERED_DEVICE = -2
+
+HOST_ALLOC_FLAGS = 7
+"""cudaHostAllocPortable | Mapped | WriteCombined: all there are."""
+
+_FLAGS_SHOWN = {0: 2, 1: 2, 2: 2, 3: 2, 4: 6, 5: 7, 6: 7, 7: 7}
+"""cudaHostGetFlags after cudaHostAlloc (read off an H200, driver 580: mapping is always on)."""
+
+
+@cuda(1)
+def cudaMalloc(size: int) -> Answer:
+    """Allocate device memory; the address is the GPU's own.
+
+    Parameters
+    ----------
+    size : int
+        Bytes; 0 answers the address 0 (oracle: malloc_0).
+
+    Notes
+    -----
+    Unlike CUDA's, new memory is zero: it never shows another client's bytes.
+    """
+    count = size_t(size)
+    session = current.current()
+    session.connection.raise_deferred()
+    return (session.allocate(count, thread.device) if count else 0,)
+
+
+@cuda(0)
+def cudaFree(devPtr: Any) -> Answer:
+    """Free device memory; 0 is allowed, interior or freed pointers are cudaErrorInvalidValue."""
+    address = pointer(devPtr).address
+    session = current.current()
+    session.connection.raise_deferred()
+    if address:
+        session.free(address)
+    return ()
+
+
+@cuda(1)
+def cudaHostAlloc(size: int, flags: int) -> Answer:
+    """Allocate pinned memory: page frames of the shared region, which the GPU's DMA reads itself.
+
+    Parameters
+    ----------
+    size : int
+        Bytes; 0 answers the address 0.
+    flags : int
+        cudaHostAllocPortable, Mapped and WriteCombined; all pinned memory is portable and mapped.
+
+    Notes
+    -----
+    cudaErrorMemoryAllocation when the region is full. The memory is zeroed.
+    """
+    return _host_alloc(size, flags)
+
+
+@cuda(1)
+def cudaMallocHost(size: int) -> Answer:
+    """`cudaHostAlloc` with flags 0."""
+    return _host_alloc(size, 0)
+
+
+def _host_alloc(size: int, flags: int) -> Answer:
+    count = size_t(size)
+    session = current.current()
+    session.connection.raise_deferred()
+    if not 0 <= flags <= HOST_ALLOC_FLAGS:
+        raise DeviceError(INVALID_VALUE, f"cudaHostAlloc knows no flags {flags:#x}")
+    return (session.allocate_pinned(count, flags, thread.device) if count else 0,)
+
+
+@cuda(0)
+def cudaFreeHost(ptr: Any) -> Answer:
+    """Free pinned memory; 0 is allowed."""
+    address = pointer(ptr).address
+    session = current.current()
+    session.connection.raise_deferred()
+    if address:
+        session.free_pinned(address)
+    return ()
+
+
+@cuda(1)
+def cudaHostGetDevicePointer(pHost: Any, flags: int) -> Answer:
+    """The device's address of pinned memory: the same, since the window lies at equal addresses."""
+    address = pointer(pHost).address
+    place = current.current().place(address, 1)
+    if flags or place.space != Space.PINNED:
+        raise DeviceError(INVALID_VALUE, f"{address:#x} is no pinned memory, or flags are not 0")
+    return (address,)
+
+
+@cuda(1)
+def cudaHostGetFlags(pHost: Any) -> Answer:
+    """The flags of pinned memory; interior pointers are allowed."""
+    address = pointer(pHost).address
+    place = current.current().place(address, 1)
+    if place.allocation is None or place.space != Space.PINNED:
+        raise DeviceError(INVALID_VALUE, f"{address:#x} is no pinned memory")
+    return (_FLAGS_SHOWN[place.allocation.flags],)
+
+
+@cuda(2)
+def cudaMemGetInfo() -> Answer:
+    """Free and total bytes of the current device; a session's quota counts as its device."""
+    return current.current().memory_info(thread.device)
+
+
+@cuda(1)
+def cudaPointerGetAttributes(ptr: Any) -> Answer:
+    """What an address is; answered from this process's own tables.
+
+    Notes
+    -----
+    An unknown address is no error: type Unregistered, device -2 (oracle: attrs_host_unregistered).
+    """
+    address = pointer(ptr).address
+    place = current.current().place(address, 1)
+    attributes = cudaPointerAttributes()
+    attributes.type = cudaMemoryType(int(place.space))
+    known = place.allocation
+    attributes.device = known.device if known is not None else UNREGISTERED_DEVICE
+    attributes.devicePointer = address if known is not None else 0
+    attributes.hostPointer = address if place.space != Space.DEVICE else 0
+    return (attributes,)
