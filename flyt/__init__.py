@@ -24,7 +24,12 @@ from flyt.errors import (
     RegionFull,
     SessionLost,
 )
-from flyt.frontend.api.copies import cudaMemcpy, cudaMemset
+from flyt.frontend.api.copies import (
+    cudaMemcpy,
+    cudaMemcpyAsync,
+    cudaMemset,
+    cudaMemsetAsync,
+)
 from flyt.frontend.api.devices import (
     cudaDeviceSynchronize,
     cudaDriverGetVersion,
@@ -39,6 +44,16 @@ from flyt.frontend.api.errors import (
     cudaGetLastError,
     cudaPeekAtLastError,
 )
+from flyt.frontend.api.events import (
+    cudaEventCreate,
+    cudaEventCreateWithFlags,
+    cudaEventDestroy,
+    cudaEventElapsedTime,
+    cudaEventQuery,
+    cudaEventRecord,
+    cudaEventRecordWithFlags,
+    cudaEventSynchronize,
+)
 from flyt.frontend.api.memory import (
     cudaFree,
     cudaFreeHost,
@@ -49,6 +64,21 @@ from flyt.frontend.api.memory import (
     cudaMallocHost,
     cudaMemGetInfo,
     cudaPointerGetAttributes,
+)
+from flyt.frontend.api.streams import (
+    cudaDeviceGetStreamPriorityRange,
+    cudaStreamCreate,
+    cudaStreamCreateWithFlags,
+    cudaStreamCreateWithPriority,
+    cudaStreamDestroy,
+    cudaStreamGetFlags,
+    cudaStreamGetPriority,
+    cudaStreamQuery,
+    cudaStreamSynchronize,
+    cudaStreamWaitEvent,
+)
+from flyt.frontend.api.unsupported import (
+    cudaMallocManaged,
 )
 from flyt.frontend.current import connect
 from flyt.frontend.inflight import InflightCommand
@@ -73,8 +103,17 @@ __all__ = [
     "SessionLost",
     "__version__",
     "connect",
+    "cudaDeviceGetStreamPriorityRange",
     "cudaDeviceSynchronize",
     "cudaDriverGetVersion",
+    "cudaEventCreate",
+    "cudaEventCreateWithFlags",
+    "cudaEventDestroy",
+    "cudaEventElapsedTime",
+    "cudaEventQuery",
+    "cudaEventRecord",
+    "cudaEventRecordWithFlags",
+    "cudaEventSynchronize",
     "cudaFree",
     "cudaFreeHost",
     "cudaGetDevice",
@@ -87,13 +126,25 @@ __all__ = [
     "cudaHostGetFlags",
     "cudaMalloc",
     "cudaMallocHost",
+    "cudaMallocManaged",
     "cudaMemGetInfo",
     "cudaMemcpy",
+    "cudaMemcpyAsync",
     "cudaMemset",
+    "cudaMemsetAsync",
     "cudaPeekAtLastError",
     "cudaPointerGetAttributes",
     "cudaRuntimeGetVersion",
     "cudaSetDevice",
+    "cudaStreamCreate",
+    "cudaStreamCreateWithFlags",
+    "cudaStreamCreateWithPriority",
+    "cudaStreamDestroy",
+    "cudaStreamGetFlags",
+    "cudaStreamGetPriority",
+    "cudaStreamQuery",
+    "cudaStreamSynchronize",
+    "cudaStreamWaitEvent",
     "inflight",
     "last_failure",
     "pinned_empty",

@@ -11,12 +11,12 @@ from typing import Any, Protocol
 
 from flyt.backend.loop import EventLoop, Timer
 from flyt.backend.orders import Opened
+from flyt.backend.pool import WorkerPool
 from flyt.backend.principals import Principal, principal_of
 from flyt.backend.workers import (
     DEVICES_UNAVAILABLE,
     START_LIMIT,
     SessionRecord,
-    WorkerPool,
     WorkerProcess,
     session_address,
 )
@@ -219,6 +219,7 @@ class Handshakes:
             worker.sessions.pop(opened.session, None)
             if pending is not None:
                 self._refuse(pending, f"no socket for the session: {opened.error}")
+            self._pool.settle(worker)
             return
         if pending is None:
             worker.end_session(opened.session, "nobody waits for this session any more")
@@ -230,8 +231,9 @@ class Handshakes:
         if not pending.answer(welcome):
             worker.end_session(opened.session, "the client went away before its WELCOME")
 
-    def worker_ended(self, worker: WorkerProcess, reason: str) -> None:
-        """Whoever waited for it gets its successor; not twice, and not if it had no device."""
+    def worker_lost(self, worker: WorkerProcess, reason: str) -> None:
+        """It has ended, or is about to: whoever waited for it gets its successor; not twice, and
+        not if it had no device."""
         for pending in self._of(worker):
             if worker.snapshot is None or pending.retried:
                 detail = worker.failure.detail if worker.failure is not None else reason
@@ -263,8 +265,13 @@ class Handshakes:
 
     def _drop(self, pending: _Pending, reason: str) -> None:
         self._forget(pending)
-        if pending.worker is not None and pending.session:
-            pending.worker.end_session(pending.session, reason)
+        worker = pending.worker
+        if worker is None:
+            return
+        if pending.session:
+            worker.end_session(pending.session, reason)
+        else:
+            self._pool.settle(worker)
 
     def _forget(self, pending: _Pending) -> None:
         pending.limit.cancel()

@@ -8,14 +8,13 @@ import functools
 import time
 from collections.abc import Callable, Iterable
 
-from flyt.backend.blocks import BlockTable
+from flyt.backend.blocks import Block, BlockTable
 from flyt.backend.bounce import BounceBuffer
 from flyt.backend.devices.base import Device, Handle
 from flyt.backend.services import Services
+from flyt.backend.streams import SessionStream, StreamTable
 from flyt.errors import DeviceError
 from flyt.rpc.patience import spin_seconds
-
-INVALID_DEVICE = 101
 
 CallSoon = Callable[[Callable[[], None]], None]
 
@@ -49,13 +48,13 @@ class Holdings:
 
     def __init__(self, services: Services, call_soon: CallSoon, limit: int) -> None:
         self.blocks = BlockTable(limit)
+        self.streams = StreamTable(services.devices)
         self.aside: set[int] = set()
         """Blocks whose addresses the frontend could not reserve; kept until the end."""
         self.bounce: BounceBuffer | None = None
         self.waiting = 0
         self._services = services
         self._call_soon = call_soon
-        self._streams: dict[int, Handle] = {}
         self._pools: dict[int, Handle] = {}
         self._marks: list[_Watched] = []
 
@@ -63,18 +62,6 @@ class Holdings:
     def devices(self) -> list[Device]:
         """All devices of the worker."""
         return self._services.devices
-
-    def device(self, ordinal: int) -> Device:
-        """The device a command names, or DeviceError cudaErrorInvalidDevice."""
-        if ordinal >= len(self.devices):
-            raise DeviceError(INVALID_DEVICE, f"there is no device {ordinal}")
-        return self.devices[ordinal]
-
-    def stream(self, device: Device) -> Handle:
-        """The session's own legacy default stream on a device."""
-        if device.ordinal not in self._streams:
-            self._streams[device.ordinal] = device.create_stream()
-        return self._streams[device.ordinal]
 
     def pool(self, device: Device) -> Handle:
         """The session's own memory pool on a device."""
@@ -90,10 +77,10 @@ class Holdings:
             self.bounce = bounce
         return self.bounce
 
-    def when_done(self, devices: Iterable[Device], call: Callable[[int], None]) -> None:
-        """Call ``call(code)`` on the session's thread once all the work that the session gave to
-        these devices so far is done; ``code`` is the first error of it, or 0."""
-        pending = [(d, self._streams[d.ordinal]) for d in devices if d.ordinal in self._streams]
+    def when_done(self, streams: Iterable[SessionStream], call: Callable[[int], None]) -> None:
+        """Call ``call(code)`` on the session's thread once all the work that was put on these
+        streams so far is done; ``code`` is the first error of it, or 0."""
+        pending = list(streams)
         if not pending:
             self._call_soon(lambda: call(0))
             return
@@ -106,15 +93,16 @@ class Holdings:
             if left == 0:
                 call(first)
 
-        for device, stream in pending:
+        until = time.monotonic() + spin_seconds()
+        for stream in pending:
             self.waiting += 1
             self._services.activity.enter()
             try:
-                mark = device.mark(stream)
+                mark = stream.device.mark(stream.handle)
             except DeviceError as exc:
                 self._arrived(finished, exc.code)
                 continue
-            self._marks.append(_Watched(device, mark, finished, time.monotonic() + spin_seconds()))
+            self._marks.append(_Watched(stream.device, mark, finished, until))
 
     def look(self) -> bool:
         """Finish what is done; whether it is worth looking again at once.
@@ -144,19 +132,25 @@ class Holdings:
         self._services.activity.leave()
         self._call_soon(functools.partial(finished, code))
 
+    def free(self, block: Block) -> list[SessionStream]:
+        """Free a block behind all work of its device, as cudaFree does; returns the stream on
+        which that happens."""
+        legacy = self.streams.legacy(block.device)
+        self.streams.join(legacy, self.streams.of(block.device))
+        block.device.free(block.address, legacy.handle)
+        return [legacy]
+
     def free_blocks(self) -> None:
         """Free all device memory behind the work that uses it."""
         for block in self.blocks.all():
-            self.blocks.remove(block.address)
-            block.device.free(block.address, self.stream(block.device))
+            self.free(self.blocks.remove(block.address))
 
     def destroy(self) -> None:
         """Give back pools, streams and the bounce buffer; all work is done."""
         for device in self.devices:
             if (pool := self._pools.pop(device.ordinal, None)) is not None:
                 device.destroy_pool(pool)
-            if (stream := self._streams.pop(device.ordinal, None)) is not None:
-                device.destroy_stream(stream)
+        self.streams.destroy()
         bounce, self.bounce = self.bounce, None
         if bounce is not None:
             self._services.reaper.take(self.devices[0], bounce.address, bounce.close)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from flyt.backend.blocks import Block
-from flyt.backend.devices.base import Device
 from flyt.backend.registry import locate
 from flyt.errors import DeviceError, ProtocolError
 from flyt.rpc import messages as m
@@ -26,80 +25,94 @@ tries a cudaMalloc are allowed, and that they fail often means a client that pla
 
 
 def malloc(session: Session, command: m.Malloc, _: list[bytes]) -> None:
-    device = session.holdings.device(command.device)
+    holdings = session.holdings
+    device = holdings.streams.device(command.device)
     if command.size == 0:
         raise ProtocolError("a MALLOC of 0 bytes: cudaMalloc(0) is answered by the frontend")
     if command.taken:
-        session.holdings.blocks.find(command.taken, 1)
-        session.holdings.aside.add(command.taken)
-        if len(session.holdings.aside) > MAX_ASIDE:
+        holdings.blocks.find(command.taken, 1)
+        holdings.aside.add(command.taken)
+        if len(holdings.aside) > MAX_ASIDE:
             raise DeviceError(
                 2, f"more than {MAX_ASIDE} device addresses were in use in the client"
             )
-    session.holdings.blocks.reserve(command.size)
-    stream = session.holdings.stream(device)
+    # Not the legacy stream: cudaMalloc does not wait for what the program has in flight.
+    stream = holdings.streams.own(device)
+    holdings.blocks.reserve(command.size)
     try:
-        address = device.allocate(command.size, session.holdings.pool(device), stream)
+        address = device.allocate(command.size, holdings.pool(device), stream.handle)
     except DeviceError:
-        session.holdings.blocks.restore(command.size)
+        holdings.blocks.restore(command.size)
         raise
-    session.holdings.blocks.add(Block(address, command.size, device))
+    holdings.blocks.add(Block(address, command.size, device))
     # CUDA does not clear memory, so another session's bytes would show.
-    device.fill(address, 0, command.size, stream)
-    session.complete(command.id, [device], [address])
+    device.fill(address, 0, command.size, stream.handle)
+    session.complete(command.id, [stream], [address])
 
 
 def free(session: Session, command: m.Free, _: list[bytes]) -> None:
     block = session.holdings.blocks.remove(command.address)
-    block.device.free(block.address, session.holdings.stream(block.device))
+    streams = session.holdings.free(block)
     session.holdings.blocks.restore(block.size)
-    session.complete(command.id, [block.device])
+    session.complete(command.id, streams)
 
 
 def copy_in(session: Session, command: m.CopyIn, _: list[bytes]) -> None:
     source = locate(session.entry, command.pid, command.index, command.size)
-    device = session.holdings.blocks.find(command.address, command.size).device
-    device.copy(command.address, source, command.size, session.holdings.stream(device))
-    session.complete(command.id, [device])
+    session.holdings.blocks.find(command.address, command.size)
+    _copy(session, command, command.address, source)
 
 
 def copy_out(session: Session, command: m.CopyOut, _: list[bytes]) -> None:
     destination = locate(session.entry, command.pid, command.index, command.size)
-    device = session.holdings.blocks.find(command.address, command.size).device
-    device.copy(destination, command.address, command.size, session.holdings.stream(device))
-    session.complete(command.id, [device])
+    session.holdings.blocks.find(command.address, command.size)
+    _copy(session, command, destination, command.address)
 
 
 def copy_on(session: Session, command: m.CopyOn, _: list[bytes]) -> None:
-    device = session.holdings.blocks.find(command.source, command.size).device
+    session.holdings.blocks.find(command.source, command.size)
     session.holdings.blocks.find(command.destination, command.size)
-    device.copy(command.destination, command.source, command.size, session.holdings.stream(device))
-    session.complete(command.id, [device])
+    _copy(session, command, command.destination, command.source)
+
+
+def _copy(
+    session: Session,
+    command: m.CopyIn | m.CopyOut | m.CopyOn,
+    destination: int,
+    source: int,
+) -> None:
+    """Put a copy between checked addresses on the command's stream."""
+    streams = session.holdings.streams
+    stream = streams.get(command.stream)
+    stream.device.copy(destination, source, command.size, streams.use(stream))
+    session.complete(command.id, [stream])
 
 
 def fill(session: Session, command: m.Memset, _: list[bytes]) -> None:
-    device = session.holdings.blocks.find(command.address, command.size).device
-    device.fill(command.address, command.value, command.size, session.holdings.stream(device))
-    session.complete(command.id, [device])
+    session.holdings.blocks.find(command.address, command.size)
+    streams = session.holdings.streams
+    stream = streams.get(command.stream)
+    stream.device.fill(command.address, command.value, command.size, streams.use(stream))
+    session.complete(command.id, [stream])
 
 
 def push(session: Session, command: m.Push, payload: list[bytes]) -> None:
     if len(payload) != 1 or len(payload[0]) != command.size:
         raise ProtocolError("a PUSH whose payload is not of the size it names")
-    device = session.holdings.blocks.find(command.address, command.size).device
+    session.holdings.blocks.find(command.address, command.size)
     slot = _slot(session, command.size)
     memory.view(slot, command.size)[:] = payload[0]
-    _inline(session, command.id, device, (command.address, slot, command.size), slot, None)
+    _inline(session, command, (command.address, slot), slot, None)
 
 
 def pull(session: Session, command: m.Pull, _: list[bytes]) -> None:
-    device = session.holdings.blocks.find(command.address, command.size).device
+    session.holdings.blocks.find(command.address, command.size)
     slot = _slot(session, command.size)
 
     def payload() -> bytes:
         return bytes(memory.view(slot, command.size))
 
-    _inline(session, command.id, device, (slot, command.address, command.size), slot, payload)
+    _inline(session, command, (slot, command.address), slot, payload)
 
 
 class Stall(Exception):
@@ -118,41 +131,39 @@ def _slot(session: Session, size: int) -> int:
 
 def _inline(
     session: Session,
-    number: int,
-    device: Device,
-    copy: tuple[int, int, int],
+    command: m.Push | m.Pull,
+    copy: tuple[int, int],
     slot: int,
     payload: Callable[[], bytes] | None,
 ) -> None:
     """Run one copy through a bounce slot and answer with its payload."""
     bounce = session.holdings.bounce_buffer()
+    streams = session.holdings.streams
 
     def done(code: int) -> None:
         data = payload() if payload is not None and not code else None
         bounce.give(slot)
         if code:
-            session.fail(number, DeviceError(code, "an inline copy failed"))
+            session.fail(command.id, DeviceError(code, "an inline copy failed"))
         else:
-            session.answer(number, payload=data)
+            session.answer(command.id, payload=data)
 
     try:
-        device.copy(*copy, session.holdings.stream(device))
+        stream = streams.get(command.stream)
+        stream.device.copy(*copy, command.size, streams.use(stream))
     except DeviceError:
         bounce.give(slot)
         raise
-    session.holdings.when_done([device], done)
+    session.holdings.when_done([stream], done)
 
 
 def mem_info(session: Session, command: m.MemInfo, _: list[bytes]) -> None:
-    free_bytes, total = session.holdings.device(command.device).memory()
-    if session.holdings.blocks.limit:
-        total = min(total, session.holdings.blocks.limit)
-        free_bytes = min(free_bytes, session.holdings.blocks.limit - session.holdings.blocks.used)
+    blocks = session.holdings.blocks
+    free_bytes, total = session.holdings.streams.device(command.device).memory()
+    if blocks.limit:
+        total = min(total, blocks.limit)
+        free_bytes = min(free_bytes, blocks.limit - blocks.used)
     session.answer(command.id, 0, [free_bytes, total])
-
-
-def synchronize(session: Session, command: m.Synchronize, _: list[bytes]) -> None:
-    session.complete(command.id, [session.holdings.device(command.device)])
 
 
 def ping(session: Session, command: m.Ping, _: list[bytes]) -> None:
@@ -173,7 +184,6 @@ HANDLERS: dict[type, Callable[[Any, Any, list[bytes]], None]] = {
     m.Pull: pull,
     m.Memset: fill,
     m.MemInfo: mem_info,
-    m.Synchronize: synchronize,
     m.Ping: ping,
     m.Bye: bye,
 }

@@ -12,6 +12,15 @@ from flyt.rpc.endpoints import SUN_PATH_LIMIT, Endpoint, port_range
 
 DEVICES = ("auto", "cupy", "emulated")
 
+ISOLATIONS = ("shared", "process")
+"""Who shares a worker process: the sessions of one principal, or none."""
+
+MAX_WORKERS = 64
+"""Default of ``--max-workers``: each holds a CUDA context of some 500 MB, so these fill any GPU."""
+
+MOST_WORKERS = 1000
+"""What ``--max-workers`` takes at most: as many as there may be sessions."""
+
 SESSION_SUFFIX = len(".0123456789abcdef")
 """Session sockets lie beside the ipc endpoint, under its name and 16 more hex digits."""
 
@@ -49,6 +58,10 @@ class Options:
         None: the size of the existing region, else what fits (see `flyt.backend.served`).
     listen : tuple of str
         Endpoints, at least one.
+    isolation : str
+        ``"shared"``: a worker process for each principal; ``"process"``: one for each session.
+    max_workers : int
+        Worker processes that may serve at once.
     session_ports : str
         ``A-B`` for the sockets of TCP sessions, or ``*`` for any.
     memory_limit : int
@@ -64,6 +77,8 @@ class Options:
     size: int | None = None
     page_size: int | None = None
     session_ports: str = "*"
+    isolation: str = "shared"
+    max_workers: int = MAX_WORKERS
     memory_limit: int = 0
     keep_region: bool = False
     heartbeat: float = 30.0
@@ -76,6 +91,14 @@ class Options:
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
             raise ConfigurationError(f"--device {self.device}: choose one of {', '.join(DEVICES)}")
+        if self.isolation not in ISOLATIONS:
+            raise ConfigurationError(
+                f"--isolation {self.isolation}: choose one of {', '.join(ISOLATIONS)}"
+            )
+        if not 1 <= self.max_workers <= MOST_WORKERS:
+            raise ConfigurationError(
+                f"--max-workers {self.max_workers}: wants a number from 1 to {MOST_WORKERS}"
+            )
         if self.session_ports != "*":
             port_range(self.session_ports)
         if not self.listen:

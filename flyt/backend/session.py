@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterable
 
 import zmq
 
-from flyt.backend import memory_commands, window_commands
-from flyt.backend.devices.base import Device
+from flyt.backend import memory_commands, stream_commands, window_commands
 from flyt.backend.devices.codes import STICKY
 from flyt.backend.holdings import Holdings
 from flyt.backend.inbox import Inbox
@@ -27,6 +26,7 @@ from flyt.backend.memory_commands import Stall
 from flyt.backend.orders import Closed, Granted, Open, Opened, Reclaimed
 from flyt.backend.registry import Entry
 from flyt.backend.services import Services
+from flyt.backend.streams import SessionStream
 from flyt.errors import ConfigurationError, DeviceError, ProtocolError, RegionError
 from flyt.rpc import messages as m
 from flyt.rpc.sockets import Incoming, Listener, Payload
@@ -274,8 +274,10 @@ class Session(threading.Thread):
 
     # --- for the handlers ---
 
-    def complete(self, number: int, devices: Iterable[Device], values: Iterable[int] = ()) -> None:
-        """Answer command ``number`` once the work given so far is done."""
+    def complete(
+        self, number: int, streams: Iterable[SessionStream], values: Iterable[int] = ()
+    ) -> None:
+        """Answer command ``number`` once the work put on these streams so far is done."""
 
         def done(code: int) -> None:
             if code:
@@ -283,7 +285,7 @@ class Session(threading.Thread):
             else:
                 self.answer(number, 0, values)
 
-        self.holdings.when_done(devices, done)
+        self.holdings.when_done(streams, done)
 
     def ask(
         self, make: Callable[[int], object], then: Callable[[Granted | Reclaimed], None]
@@ -322,7 +324,7 @@ class Session(threading.Thread):
             nonlocal idle
             idle = True
 
-        self.holdings.when_done(self.services.devices, done)
+        self.holdings.when_done(self.holdings.streams.all(), done)
         poller = zmq.Poller()
         poller.register(self._inbox.fileno(), zmq.POLLIN)
         while not (idle and self.holdings.waiting == 0):
@@ -343,4 +345,5 @@ def _nothing() -> None:
 _HANDLERS: dict[type, Callable[[Session, object, list[bytes]], None]] = {
     **window_commands.HANDLERS,
     **memory_commands.HANDLERS,
+    **stream_commands.HANDLERS,
 }

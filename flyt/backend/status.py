@@ -14,6 +14,7 @@ from flyt.backend.workers import WorkerProcess
 
 def status_report(
     device: str,
+    isolation: str,
     workers: Iterable[WorkerProcess],
     served: ServedRegion | None,
     desk: FrameDesk | None,
@@ -23,8 +24,8 @@ def status_report(
 
     Parameters
     ----------
-    device : str
-        ``--device``, as given.
+    device, isolation : str
+        ``--device`` and ``--isolation``, as given.
     workers : iterable of WorkerProcess
     served, desk
         None where the daemon serves without a region.
@@ -35,6 +36,7 @@ def status_report(
     return {
         "pid": os.getpid(),
         "device": device,
+        "isolation": isolation,
         "region": served.region.path if served is not None else "",
         "epoch": served.epoch if served is not None else 0,
         "sessions": [
@@ -55,6 +57,7 @@ def status_report(
                 "pid": worker.pid,
                 "principal": str(worker.principal) if worker.principal is not None else "",
                 "sessions": len(worker.sessions),
+                "state": worker.state,
             }
             for worker in running
         ],

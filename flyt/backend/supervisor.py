@@ -19,12 +19,13 @@ from flyt.backend.listening import Doors
 from flyt.backend.loop import EventLoop
 from flyt.backend.options import Options
 from flyt.backend.orders import Broken, Closed, Opened, Request, Returned
+from flyt.backend.pool import WorkerPool
 from flyt.backend.principals import is_own_user
 from flyt.backend.reclaim import Reclaimer
 from flyt.backend.served import ServedRegion
 from flyt.backend.signals import StopSignals
 from flyt.backend.status import status_report
-from flyt.backend.workers import START_LIMIT, Launch, WorkerPool, WorkerProcess
+from flyt.backend.workers import START_LIMIT, Launch, WorkerProcess
 from flyt.errors import ConfigurationError
 from flyt.rpc.handshake import Feature
 from flyt.rpc.messages import CREDITS, INLINE_CHUNK, Refused, StatusReport, Welcome
@@ -62,7 +63,11 @@ class Supervisor:
         self._loop = EventLoop()
         self._context = open_context()
         self._pool = WorkerPool(
-            self._loop, self, Launch(self._worker_arguments, self._worker_descriptors)
+            self._loop,
+            self,
+            Launch(self._worker_arguments, self._worker_descriptors),
+            per_session=options.isolation == "process",
+            limit=options.max_workers,
         )
         self._handshakes = Handshakes(self._loop, self._pool, self)
         self._served: ServedRegion | None = None
@@ -112,7 +117,7 @@ class Supervisor:
         self._announce(self._doors.endpoints)
 
     def _start_first_worker(self) -> None:
-        worker = self._pool.start_spare()
+        worker = self._pool.start()
         self._loop.turn_until(
             lambda: worker.snapshot is not None or not worker.running, START_LIMIT + 1
         )
@@ -218,7 +223,8 @@ class Supervisor:
                     message.code,
                     message.text,
                 )
-                worker.leaving = True
+                worker.expect_end()
+                self._handshakes.worker_lost(worker, f"CUDA error {message.code}")
 
     def _session_over(self, worker: WorkerProcess, session: int, reason: str) -> None:
         record = worker.sessions.pop(session, None)
@@ -227,6 +233,7 @@ class Supervisor:
         log.info("session %016x of pid %d is over: %s", session, record.pid, reason)
         if self._desk is not None:
             self._desk.release(session)
+        self._pool.settle(worker)
 
     def worker_ended(self, worker: WorkerProcess, reason: str) -> None:
         """It is gone, and so are its sessions."""
@@ -235,7 +242,7 @@ class Supervisor:
         self._pool.forget(worker)
         for session in list(worker.sessions):
             self._session_over(worker, session, f"its worker ended: {reason}")
-        self._handshakes.worker_ended(worker, reason)
+        self._handshakes.worker_lost(worker, reason)
 
     # --- what clients are told (Terms) ---
 
@@ -283,6 +290,7 @@ class Supervisor:
         return StatusReport(
             status_report(
                 self._options.device,
+                self._options.isolation,
                 self._pool,
                 self._served,
                 self._desk,

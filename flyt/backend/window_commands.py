@@ -182,7 +182,7 @@ def shrink(session: Session, command: m.Shrink, _: list[bytes]) -> None:
         _reap(session, window, command.vpn, address)
         _return(session, table, lambda _: session.answer(command.id, code))
 
-    session.holdings.when_done(session.services.devices, done)
+    session.holdings.when_done(session.holdings.streams.all(), done)
 
 
 def release(session: Session) -> None:

@@ -8,6 +8,7 @@ each of its clients hears the code as the last word, and the supervisor starts a
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import logging
 import os
 import random
@@ -215,19 +216,10 @@ def _try_region(device: Device, region: tuple[int, Geometry] | None) -> None:
 
 def _snapshot(devices: list[Device]) -> dict[str, object]:
     runtime, driver = versions(devices)
-    described = [device.snapshot() for device in devices]
     return {
         "runtime_version": runtime,
         "driver_version": driver,
-        "devices": [
-            {
-                "name": d.name,
-                "total_memory": d.total_memory,
-                "kind": d.kind,
-                "attributes": d.attributes,
-            }
-            for d in described
-        ],
+        "devices": [dataclasses.asdict(device.snapshot()) for device in devices],
     }
 
 

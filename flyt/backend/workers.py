@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`WorkerProcess` and `WorkerPool`: one worker per principal, and its successor after its death."""
+"""`WorkerProcess`: a worker as the supervisor sees it, its sessions, its start and its end."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from flyt.backend.loop import EventLoop, Timer
 from flyt.backend.orders import FROM_WORKER, TO_WORKER, End, Failed, Leave, Open, Ready
 from flyt.backend.principals import Principal
-from flyt.backend.processes import KILL_LIMIT, Child
+from flyt.backend.processes import Child
 from flyt.errors import DeviceError
 from flyt.rpc.endpoints import Endpoint
 
@@ -22,8 +22,12 @@ log = logging.getLogger(__name__)
 START_LIMIT = 60.0
 """Seconds until a worker must have its devices: a context takes 0.2 s, a cold driver tens."""
 
-MAX_WORKERS = 64
-"""Each holds a CUDA context of some 500 MB, so more principals than these fill any GPU."""
+FAREWELL_SECONDS = 1.0
+"""Between a session's end and its worker's: the session's thread keeps its socket for half of this,
+since a client's libzmq drops the last words that it has not read when a connection ends."""
+
+EXIT_LIMIT = 10.0
+"""Seconds a worker without sessions may take to exit, its driver's tear-down included."""
 
 DEVICES_UNAVAILABLE = 46
 """cudaErrorDevicesUnavailable."""
@@ -75,6 +79,8 @@ class WorkerProcess:
         What it said of its devices before it gave up.
     leaving : bool
         Whether it gets no more sessions.
+    used : bool
+        Whether it was ever asked for a session.
     """
 
     def __init__(self, loop: EventLoop, owner: PoolOwner, launch: Launch) -> None:
@@ -82,7 +88,9 @@ class WorkerProcess:
         self.snapshot: dict[str, Any] | None = None
         self.failure: DeviceError | None = None
         self.leaving = False
+        self.used = False
         self.sessions: dict[int, SessionRecord] = {}
+        self._loop = loop
         self._owner = owner
         self._child = Child(
             loop,
@@ -94,6 +102,8 @@ class WorkerProcess:
             inherit=launch.inherit(),
         )
         self._start_limit: Timer = loop.call_later(START_LIMIT, self._too_slow)
+        self._farewell: Timer | None = None
+        self._exit_limit: Timer | None = None
 
     @property
     def pid(self) -> int:
@@ -105,9 +115,17 @@ class WorkerProcess:
         """Whether the process exists."""
         return self._child.running
 
+    @property
+    def state(self) -> str:
+        """For displays."""
+        if self.leaving:
+            return "leaving"
+        return "starting" if self.snapshot is None else "ready"
+
     def open(self, record: SessionRecord, token: bytes, memory_limit: int) -> None:
         """Have it serve one more session; it answers with Opened."""
         peer = self.principal.uid if self.principal is not None else ""
+        self.used = True
         self.sessions[record.session] = record
         self._child.send(
             Open(record.session, token, record.pid, record.address, peer, memory_limit)
@@ -130,8 +148,23 @@ class WorkerProcess:
         else:
             self._child.send(Leave())
 
+    def retire(self) -> None:
+        """Have it exit, once its last session's client has had time to read the last words."""
+        self.expect_end(FAREWELL_SECONDS + EXIT_LIMIT)
+        self._farewell = self._loop.call_later(FAREWELL_SECONDS, self.leave)
+
+    def expect_end(self, seconds: float = EXIT_LIMIT) -> None:
+        """It gets no more sessions, and is killed if it has not exited in time."""
+        self.leaving = True
+        if self._exit_limit is None:
+            self._exit_limit = self._loop.call_later(seconds, self._stuck)
+
     def kill(self) -> None:
         """SIGKILL."""
+        self._child.kill()
+
+    def _stuck(self) -> None:
+        log.error("worker %d should have exited %.0f s ago; killing it", self.pid, EXIT_LIMIT)
         self._child.kill()
 
     def _too_slow(self) -> None:
@@ -152,7 +185,9 @@ class WorkerProcess:
 
     def ended(self, reason: str) -> None:
         """The process is gone."""
-        self._start_limit.cancel()
+        for timer in (self._start_limit, self._farewell, self._exit_limit):
+            if timer is not None:
+                timer.cancel()
         self.leaving = True
         for record in self.sessions.values():
             _unlink_socket(record.address)
@@ -165,82 +200,6 @@ def _unlink_socket(address: str) -> None:
     if scheme == "ipc":
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
-
-
-class WorkerPool:
-    """All workers.
-
-    Parameters
-    ----------
-    loop : EventLoop
-    owner : PoolOwner
-    launch : Launch
-    """
-
-    def __init__(self, loop: EventLoop, owner: PoolOwner, launch: Launch) -> None:
-        self._loop = loop
-        self._owner = owner
-        self._launch = launch
-        self._workers: list[WorkerProcess] = []
-
-    def __iter__(self) -> Iterator[WorkerProcess]:
-        return iter(list(self._workers))
-
-    @property
-    def session_count(self) -> int:
-        """Sessions of all workers."""
-        return sum(len(worker.sessions) for worker in self._workers)
-
-    def start_spare(self) -> WorkerProcess:
-        """Start a worker that the next new principal gets."""
-        worker = WorkerProcess(self._loop, self._owner, self._launch)
-        self._workers.append(worker)
-        return worker
-
-    def assign(self, principal: Principal) -> WorkerProcess:
-        """The principal's worker: the one it has, a spare one, or a new one that is starting.
-
-        Raises
-        ------
-        DeviceError
-            When there are too many workers, or the system has no room for one more process.
-        """
-        fit = [w for w in self._workers if not w.leaving and w.running]
-        for wanted in (principal, None):
-            for worker in fit:
-                if worker.principal == wanted:
-                    worker.principal = principal
-                    return worker
-        if len(self._workers) >= MAX_WORKERS:
-            raise DeviceError(
-                DEVICES_UNAVAILABLE,
-                f"this backend serves {MAX_WORKERS} users already, each with a process of its own; "
-                "try again when one has left",
-            )
-        try:
-            worker = self.start_spare()
-        except OSError as exc:
-            raise DeviceError(
-                DEVICES_UNAVAILABLE, f"can't start another process: {exc.strerror}"
-            ) from exc
-        worker.principal = principal
-        return worker
-
-    def forget(self, worker: WorkerProcess) -> None:
-        """A worker that has ended."""
-        self._workers.remove(worker)
-
-    def leave(self, seconds: float, hurry: Callable[[], bool]) -> None:
-        """End all workers: in order for ``seconds`` (or until ``hurry()``), then by SIGKILL."""
-        for worker in self:
-            worker.leave()
-        self._loop.turn_until(lambda: not self._workers or hurry(), seconds)
-        for worker in self:
-            if worker.sessions:
-                log.warning("worker %d still works; killing it", worker.pid)
-            worker.kill()
-        if not self._loop.turn_until(lambda: not self._workers, KILL_LIMIT):
-            log.error("workers %s do not end, not even by SIGKILL", [w.pid for w in self])
 
 
 def session_address(endpoint: Endpoint, ports: str, session: int) -> str:

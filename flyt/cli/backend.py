@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from flyt._version import __version__
-from flyt.backend.options import DEVICES, Options, parse_size
+from flyt.backend.options import DEVICES, ISOLATIONS, MAX_WORKERS, Options, parse_size
 from flyt.backend.supervisor import Supervisor
 from flyt.errors import ConfigurationError, FlytError
 from flyt.shm.runtime_dir import runtime_dir
@@ -51,6 +51,13 @@ def _size(context: click.Context, option: click.Parameter, value: str | None) ->
     f"Default: {SOCKET_NAME} in the runtime folder.",
 )
 @click.option("--session-ports", default="*", metavar="A-B", help="TCP ports of sessions.")
+@click.option(
+    "--isolation",
+    type=click.Choice(ISOLATIONS),
+    default="shared",
+    help="shared: a worker process per user. process: one per session, a spare one kept ready.",
+)
+@click.option("--max-workers", default=MAX_WORKERS, help="Worker processes that serve at once.")
 @click.option(
     "--memory-limit", callback=_size, default="0", help="Device memory per session; 0: no limit."
 )

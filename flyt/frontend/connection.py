@@ -17,36 +17,25 @@ from typing import Any, Protocol
 
 import zmq
 
-from flyt.errors import CommandTimeout, DeviceError, ProtocolError, SessionLost
+from flyt.errors import CommandTimeout, DeviceError, ProtocolError
 from flyt.frontend.inflight import InflightTable, Pending
+from flyt.frontend.lost import DEVICES_UNAVAILABLE, Lost
+from flyt.frontend.streams import Event, Stream
 from flyt.rpc import messages as m
 from flyt.rpc.endpoints import Endpoint
 from flyt.rpc.patience import Deadline, spin_seconds
 from flyt.rpc.sockets import Dialer, Payload
-
-DEVICES_UNAVAILABLE = 46
-"""cudaErrorDevicesUnavailable: the worker died without a word."""
 
 SILENT_LIMITS = 2
 """The backend counts as stuck after this many heartbeat limits without an answer to a PING. Its
 connection is alive then (libzmq answers heartbeats), but its session thread is not."""
 
 
-class _Command(Protocol):
+class Command(Protocol):
+    """Any message of `flyt.rpc.messages` that a session answers."""
+
     @property
     def id(self) -> int: ...
-
-
-class Lost(SessionLost):
-    """The session is gone; ``code`` is the cudaError_t that every call answers from now on."""
-
-    def __init__(self, code: int, reason: str) -> None:
-        super().__init__(code, reason)
-        self.code = code
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return self.reason
 
 
 class Connection:
@@ -92,13 +81,15 @@ class Connection:
 
     def submit(
         self,
-        make: Callable[[int], _Command],
+        make: Callable[[int], Command],
         *,
         size: int = 0,
         pages: tuple[int, int] = (0, 0),
         payload: Payload | None = None,
         finish: Callable[[Pending], None] | None = None,
         posted: bool = False,
+        stream: Stream | None = None,
+        event: Event | None = None,
     ) -> Pending:
         """Send one command, in order with all others of the session.
 
@@ -110,6 +101,10 @@ class Connection:
             See `Pending.finish`.
         posted : bool
             Nobody waits for it: an error in its answer is kept for `raise_deferred`.
+        stream : Stream, optional
+            The command becomes the last one of this stream.
+        event : Event, optional
+            The command is the last record of this event.
 
         Raises
         ------
@@ -120,7 +115,12 @@ class Connection:
             with self.lock:
                 self._check()
                 if self._sent - self._taken < self._credits:
-                    return self._send(make, size, pages, payload, finish, posted)
+                    pending = self._send(make, size, pages, payload, finish, posted)
+                    if stream is not None:
+                        stream.last = pending
+                    if event is not None:
+                        event.record = pending
+                    return pending
                 mark = self._taken
             self._wait(functools.partial(self._moved, mark), None)
 
@@ -129,7 +129,7 @@ class Connection:
 
     def _send(
         self,
-        make: Callable[[int], _Command],
+        make: Callable[[int], Command],
         size: int,
         pages: tuple[int, int],
         payload: Payload | None,
@@ -158,7 +158,7 @@ class Connection:
             self._drain()
         return pending
 
-    def call(self, make: Callable[[int], _Command], **details: Any) -> Pending:
+    def call(self, make: Callable[[int], Command], **details: Any) -> Pending:
         """Send a command and wait for its answer.
 
         Raises
@@ -312,6 +312,17 @@ class Connection:
             raise self.lost
 
     # --- the rest ---
+
+    def refresh(self) -> None:
+        """Take note of all answers that have come, and of the session's end.
+
+        Raises
+        ------
+        Lost
+        """
+        with self.lock:
+            self._drain()
+            self._check()
 
     def raise_deferred(self) -> None:
         """Report the error of an earlier post, once, as CUDA reports asynchronous errors."""

@@ -12,7 +12,7 @@ import os
 import threading
 
 from flyt.errors import DeviceError, FlytError
-from flyt.frontend.connection import Lost
+from flyt.frontend.lost import Lost
 from flyt.frontend.session import Session
 from flyt.frontend.settings import Settings
 

@@ -71,4 +71,4 @@ def _drop(session: weakref.ref[Session], address: int) -> None:
     """Finalizers never send: the session's next call frees it."""
     alive = session()
     if alive is not None and alive.arrays.pop(address, None) is not None:
-        alive.garbage.append(address)
+        alive.garbage.append((Session.free_pinned, address))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from flyt.frontend.inflight import InflightCommand
 from flyt.frontend.launcher import Launched, launch
 from flyt.frontend.pointers import Allocation, Place, PointerMap, Space
 from flyt.frontend.reservations import Reservations
+from flyt.frontend.scheduling import Scheduler
 from flyt.frontend.settings import Settings
 from flyt.frontend.staging import StagingSlots
 from flyt.frontend.statistics import Statistics
@@ -52,6 +54,10 @@ GOODBYE_SECONDS = 5.0
 """How long an orderly close waits for the backend to give everything back."""
 
 
+Release = Callable[["Session", int], None]
+"""A method of `Session` that gives something back by its address or handle."""
+
+
 class Session:
     """One session with a backend; made by `flyt.connect` or by the first CUDA call.
 
@@ -72,9 +78,9 @@ class Session:
         self.pointers = PointerMap()
         self.reservations = Reservations()
         self.memory: WindowMemory | None = None
-        self.garbage: collections.deque[int] = collections.deque()
-        """Addresses of dropped `flyt.pinned_empty` arrays: finalizers never send, so the next
-        call frees them."""
+        self.garbage: collections.deque[tuple[Release, int]] = collections.deque()
+        """What dropped arrays, streams and events held: finalizers never send, so the next call
+        gives it back."""
         self.arrays: dict[int, int] = {}
         """Address and size of the living arrays of `flyt.pinned_empty`."""
         self._engine = CopyEngine()
@@ -103,7 +109,10 @@ class Session:
             self._owned.callback(self.connection.close)
             way = self._attach(endpoint)
             undo.pop_all()
-        self.transfers = Transfers(self.connection, way, self._engine, self.pid, self.counts)
+        self.scheduler = Scheduler(self.connection)
+        self.transfers = Transfers(
+            self.connection, self.scheduler, way, self._engine, self.pid, self.counts
+        )
 
     # --- making it ---
 
@@ -235,8 +244,7 @@ class Session:
 
     def synchronize(self, device: int) -> None:
         """cudaDeviceSynchronize, for this session's work alone."""
-        self.connection.call(lambda number: m.Synchronize(number, device))
-        self.connection.raise_deferred()
+        self.scheduler.synchronize_device(device)
 
     # --- pinned memory ---
 
@@ -267,7 +275,16 @@ class Session:
     def collect(self) -> None:
         """Free what finalizers left."""
         while self.garbage:
-            self.free_pinned(self.garbage.popleft())
+            release, handle = self.garbage.popleft()
+            release(self, handle)
+
+    def destroy_stream(self, handle: int) -> None:
+        """cudaStreamDestroy."""
+        self.scheduler.destroy(handle)
+
+    def destroy_event(self, handle: int) -> None:
+        """cudaEventDestroy."""
+        self.scheduler.destroy_event(handle)
 
     # --- the end ---
 

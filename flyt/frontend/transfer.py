@@ -12,11 +12,13 @@ from collections.abc import Callable
 from typing import ClassVar, Protocol
 
 from flyt.errors import DeviceError
-from flyt.frontend.connection import Connection
+from flyt.frontend.connection import Command, Connection
 from flyt.frontend.inflight import Pending
 from flyt.frontend.pointers import Place, Space
+from flyt.frontend.scheduling import Scheduler
 from flyt.frontend.staging import Slot, StagingSlots
 from flyt.frontend.statistics import Statistics
+from flyt.frontend.streams import Stream
 from flyt.rpc import messages as m
 from flyt.shm import memory
 from flyt.shm.copy import CopyEngine
@@ -28,9 +30,9 @@ INLINE_DEPTH = 4
 class Way(Protocol):
     """Moves pageable bytes to and from the device."""
 
-    def to_device(self, destination: int, source: int, size: int) -> None: ...
+    def to_device(self, destination: int, source: int, size: int, stream: Stream) -> None: ...
 
-    def to_host(self, destination: int, source: int, size: int) -> None: ...
+    def to_host(self, destination: int, source: int, size: int, stream: Stream) -> None: ...
 
 
 class StagedWay:
@@ -50,7 +52,7 @@ class StagedWay:
         self._pid = pid
         self._statistics = statistics
 
-    def to_device(self, destination: int, source: int, size: int) -> None:
+    def to_device(self, destination: int, source: int, size: int, stream: Stream) -> None:
         """Posted slot by slot; the source may be changed as soon as this returns."""
         slots, pid = self._slots, self._pid
         for offset in range(0, size, slots.size):
@@ -59,11 +61,12 @@ class StagedWay:
             try:
                 self._engine.copy(slot.address, source + offset, length)
                 pending = self._connection.submit(
-                    _copy_in(destination + offset, slot.at, length, pid),
+                    _copy_in(destination + offset, slot.at, length, pid, stream),
                     size=length,
                     pages=(slot.at, length),
                     finish=_giver(slots, slot),
                     posted=True,
+                    stream=stream,
                 )
             except BaseException:
                 slots.give(slot)
@@ -71,7 +74,7 @@ class StagedWay:
             slots.hold(slot, pending)
         self._statistics.add("staged_h2d_bytes", size)
 
-    def to_host(self, destination: int, source: int, size: int) -> None:
+    def to_host(self, destination: int, source: int, size: int, stream: Stream) -> None:
         """Requests for as many slots as are free; each is drained as its DMA ends."""
         slots = self._slots
         flying: collections.deque[tuple[Pending, Slot, int, int]] = collections.deque()
@@ -84,7 +87,7 @@ class StagedWay:
                     if slot is None:
                         break
                     length = min(slots.size, size - offset)
-                    flying.append(self._request(slot, source, offset, length))
+                    flying.append(self._request(slot, source, offset, length, stream))
                     offset += length
                 self._drain(flying[0], destination)
                 slots.give(flying.popleft()[1])
@@ -96,13 +99,14 @@ class StagedWay:
         self._statistics.add("staged_d2h_bytes", size)
 
     def _request(
-        self, slot: Slot, source: int, offset: int, length: int
+        self, slot: Slot, source: int, offset: int, length: int, stream: Stream
     ) -> tuple[Pending, Slot, int, int]:
         try:
             pending = self._connection.submit(
-                _copy_out(source + offset, slot.at, length, self._pid),
+                _copy_out(source + offset, slot.at, length, self._pid, stream),
                 size=length,
                 pages=(slot.at, length),
+                stream=stream,
             )
         except BaseException:
             self._slots.give(slot)
@@ -132,7 +136,7 @@ class InlineWay:
         self._chunk = chunk
         self._statistics = statistics
 
-    def to_device(self, destination: int, source: int, size: int) -> None:
+    def to_device(self, destination: int, source: int, size: int, stream: Stream) -> None:
         flying: collections.deque[Pending] = collections.deque()
         for offset in range(0, size, self._chunk):
             length = min(self._chunk, size - offset)
@@ -140,8 +144,9 @@ class InlineWay:
                 self._settle(flying.popleft())
             flying.append(
                 self._connection.submit(
-                    _push(destination + offset, length),
+                    _push(destination + offset, length, stream),
                     size=length,
+                    stream=stream,
                     payload=bytes(memory.view(source + offset, length)),
                 )
             )
@@ -149,13 +154,15 @@ class InlineWay:
             self._settle(flying.popleft())
         self._statistics.add("inline_h2d_bytes", size)
 
-    def to_host(self, destination: int, source: int, size: int) -> None:
+    def to_host(self, destination: int, source: int, size: int, stream: Stream) -> None:
         flying: collections.deque[tuple[Pending, int, int]] = collections.deque()
         offset = 0
         while offset < size or flying:
             while offset < size and len(flying) < INLINE_DEPTH:
                 length = min(self._chunk, size - offset)
-                pending = self._connection.submit(_pull(source + offset, length), size=length)
+                pending = self._connection.submit(
+                    _pull(source + offset, length, stream), size=length, stream=stream
+                )
                 flying.append((pending, offset, length))
                 offset += length
             pending, at, length = flying.popleft()
@@ -182,67 +189,78 @@ class Transfers:
     def __init__(
         self,
         connection: Connection,
+        scheduler: Scheduler,
         way: Way,
         engine: CopyEngine,
         pid: int,
         statistics: Statistics,
     ) -> None:
         self._connection = connection
+        self._scheduler = scheduler
         self._way = way
         self._engine = engine
         self._pid = pid
         self._statistics = statistics
 
-    def copy(self, destination: Place, source: Place, size: int) -> None:
-        """cudaMemcpy between places that were checked."""
-        self._STRATEGIES[destination.space, source.space](self, destination, source, size)
+    def copy(self, destination: Place, source: Place, size: int, stream: Stream) -> None:
+        """cudaMemcpyAsync between places that were checked.
 
-    def fill(self, place: Place, value: int, size: int) -> None:
-        """cudaMemset: posted on the device; done on return in pinned memory."""
+        Pinned and device memory: posted. Pageable memory to the device: the source may be changed
+        on return. To pageable memory, and from host to host: complete on return.
+        """
+        self._STRATEGIES[destination.space, source.space](self, destination, source, size, stream)
+
+    def fill(self, place: Place, value: int, size: int, stream: Stream) -> None:
+        """cudaMemsetAsync: posted on the device; complete on return in host memory."""
         if place.space == Space.DEVICE:
             self._connection.submit(
-                lambda number: m.Memset(number, place.address, value, size), size=size, posted=True
+                lambda number: m.Memset(number, place.address, value, size, stream.number),
+                size=size,
+                posted=True,
+                stream=stream,
             )
             return
+        self._scheduler.synchronize(stream)
         memory.fill(place.address, value, size)
 
-    def _to_device(self, destination: Place, source: Place, size: int) -> None:
+    def _to_device(self, destination: Place, source: Place, size: int, stream: Stream) -> None:
         if source.index < 0:
-            self._way.to_device(destination.address, source.address, size)
+            self._way.to_device(destination.address, source.address, size, stream)
             return
-        self._connection.call(
-            _copy_in(destination.address, source.index, size, self._pid),
-            size=size,
-            pages=(source.index, size),
-        )
+        make = _copy_in(destination.address, source.index, size, self._pid, stream)
+        self._post(make, size, source.index, stream)
         self._statistics.add("pinned_h2d_bytes", size)
 
-    def _to_host(self, destination: Place, source: Place, size: int) -> None:
+    def _to_host(self, destination: Place, source: Place, size: int, stream: Stream) -> None:
         if destination.index < 0:
-            self._way.to_host(destination.address, source.address, size)
+            self._way.to_host(destination.address, source.address, size, stream)
             return
-        self._connection.call(
-            _copy_out(source.address, destination.index, size, self._pid),
-            size=size,
-            pages=(destination.index, size),
-        )
+        make = _copy_out(source.address, destination.index, size, self._pid, stream)
+        self._post(make, size, destination.index, stream)
         self._statistics.add("pinned_d2h_bytes", size)
 
-    def _on_device(self, destination: Place, source: Place, size: int) -> None:
-        # CUDA: a device-to-device cudaMemcpy does not wait for the host's sake, so it is posted.
+    def _on_device(self, destination: Place, source: Place, size: int, stream: Stream) -> None:
         self._connection.submit(
-            lambda number: m.CopyOn(number, destination.address, source.address, size),
+            lambda number: m.CopyOn(
+                number, destination.address, source.address, size, stream.number
+            ),
             size=size,
             posted=True,
+            stream=stream,
         )
         self._statistics.add("device_to_device_bytes", size)
 
-    def _on_host(self, destination: Place, source: Place, size: int) -> None:
+    def _on_host(self, destination: Place, source: Place, size: int, stream: Stream) -> None:
+        # The bytes may be the source or target of what is on the stream (recorded: CUDA waits).
+        self._scheduler.synchronize(stream)
         self._engine.copy(destination.address, source.address, size)
         self._statistics.add("host_to_host_bytes", size)
 
+    def _post(self, make: Callable[[int], Command], size: int, index: int, stream: Stream) -> None:
+        self._connection.submit(make, size=size, pages=(index, size), posted=True, stream=stream)
+
     _STRATEGIES: ClassVar[
-        dict[tuple[Space, Space], Callable[[Transfers, Place, Place, int], None]]
+        dict[tuple[Space, Space], Callable[[Transfers, Place, Place, int, Stream], None]]
     ] = {
         (Space.DEVICE, Space.PAGEABLE): _to_device,
         (Space.DEVICE, Space.PINNED): _to_device,
@@ -260,17 +278,21 @@ def _giver(slots: StagingSlots, slot: Slot) -> Callable[[Pending], None]:
     return lambda _: slots.give(slot)
 
 
-def _copy_in(address: int, index: int, size: int, pid: int) -> Callable[[int], m.CopyIn]:
-    return lambda number: m.CopyIn(number, address, index, size, pid)
+def _copy_in(
+    address: int, index: int, size: int, pid: int, stream: Stream
+) -> Callable[[int], m.CopyIn]:
+    return lambda number: m.CopyIn(number, address, index, size, pid, stream.number)
 
 
-def _copy_out(address: int, index: int, size: int, pid: int) -> Callable[[int], m.CopyOut]:
-    return lambda number: m.CopyOut(number, address, index, size, pid)
+def _copy_out(
+    address: int, index: int, size: int, pid: int, stream: Stream
+) -> Callable[[int], m.CopyOut]:
+    return lambda number: m.CopyOut(number, address, index, size, pid, stream.number)
 
 
-def _push(address: int, size: int) -> Callable[[int], m.Push]:
-    return lambda number: m.Push(number, address, size)
+def _push(address: int, size: int, stream: Stream) -> Callable[[int], m.Push]:
+    return lambda number: m.Push(number, address, size, stream.number)
 
 
-def _pull(address: int, size: int) -> Callable[[int], m.Pull]:
-    return lambda number: m.Pull(number, address, size)
+def _pull(address: int, size: int, stream: Stream) -> Callable[[int], m.Pull]:
+    return lambda number: m.Pull(number, address, size, stream.number)

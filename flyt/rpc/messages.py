@@ -3,7 +3,9 @@
 
 Every command carries an ``id`` that the frontend counts up from 1 and gets exactly one `Result`
 with that id. Sizes, offsets and addresses are in bytes. ``index`` is an offset into the session's
-window: window address = base + index, on both sides.
+window: window address = base + index, on both sides. ``stream`` is a number that the frontend
+minted, or below `FIRST_STREAM` the legacy default stream of a device. A command with a stream is
+answered when the stream has reached it.
 """
 
 from __future__ import annotations
@@ -160,6 +162,7 @@ class CopyIn:
     index: U64
     size: U64
     pid: U32
+    stream: U64 = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +174,7 @@ class CopyOut:
     index: U64
     size: U64
     pid: U32
+    stream: U64 = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +185,7 @@ class CopyOn:
     destination: U64
     source: U64
     size: U64
+    stream: U64 = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +195,7 @@ class Push:
     id: U64
     address: U64
     size: U64
+    stream: U64 = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +205,7 @@ class Pull:
     id: U64
     address: U64
     size: U64
+    stream: U64 = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,19 +214,71 @@ class Memset:
     address: U64
     value: U8
     size: U64
+    stream: U64 = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCreate:
+    """The frontend mints the number, from `FIRST_STREAM` up, so that creating is a post."""
+
+    id: U64
+    stream: U64
+    device: U32
+    flags: U32
+    urgency: U32
+    """cudaStreamCreateWithPriority's priority, with the sign turned: 0 is the lowest."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDestroy:
+    id: U64
+    stream: U64
+
+
+@dataclass(frozen=True, slots=True)
+class StreamWait:
+    """Work put on ``stream`` from now on waits for the last record of ``event``."""
+
+    id: U64
+    stream: U64
+    event: U64
+
+
+@dataclass(frozen=True, slots=True)
+class EventCreate:
+    id: U64
+    event: U64
+    device: U32
+    flags: U32
+
+
+@dataclass(frozen=True, slots=True)
+class EventDestroy:
+    id: U64
+    event: U64
+
+
+@dataclass(frozen=True, slots=True)
+class EventRecord:
+    """Answered when the event is reached: so a query of it needs no message."""
+
+    id: U64
+    event: U64
+    stream: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Elapsed:
+    """Values: [the bits of a 32-bit float, milliseconds]."""
+
+    id: U64
+    start: U64
+    end: U64
 
 
 @dataclass(frozen=True, slots=True)
 class MemInfo:
     """Values: [free, total]."""
-
-    id: U64
-    device: U32
-
-
-@dataclass(frozen=True, slots=True)
-class Synchronize:
-    """Answered when all that the session gave to the device is done."""
 
     id: U64
     device: U32
@@ -250,9 +309,15 @@ COMMAND_CODES = {
     10: Pull,
     11: Memset,
     12: MemInfo,
-    13: Synchronize,
+    13: StreamCreate,
     14: Ping,
     15: Bye,
+    16: StreamDestroy,
+    17: StreamWait,
+    18: EventCreate,
+    19: EventDestroy,
+    20: EventRecord,
+    21: Elapsed,
 }
 
 
@@ -294,6 +359,9 @@ HELLOS = Vocabulary("the client", HELLO_CODES)
 WELCOMES = Vocabulary("the backend", WELCOME_CODES)
 COMMANDS = Vocabulary("the client", COMMAND_CODES)
 REPLIES = Vocabulary("the backend", REPLY_CODES)
+
+FIRST_STREAM = 256
+"""Numbers below name the legacy default stream of the device with that ordinal."""
 
 CREDITS = 256
 """Commands a client may have on their way and not yet taken: bounds what one client can queue."""

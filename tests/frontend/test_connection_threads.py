@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import random
 import select
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -78,9 +80,8 @@ def test_a_wake_up_waits_for_its_leader(
     pending = connection.submit(m.Ping)
     background.start(connection.wait, pending)
     (command,) = server.take()
+    assert _soon(lambda: connection._leading)
     deadline = time.monotonic() + LIMIT
-    while not connection._leading and time.monotonic() < deadline:
-        time.sleep(0.002)  # bounded by LIMIT: the thread begins to wait
     with connection.lock:  # as a thread that sends, then waits: it drains twice
         server.answer(command)
         while not pending.done and time.monotonic() < deadline:
@@ -90,6 +91,59 @@ def test_a_wake_up_waits_for_its_leader(
     assert background.finish() == [None]
     connection.wait(pending)
     assert select.select([connection._wake], [], [], 0)[0] == []  # and leaves with it
+
+
+class _Gated(threading.Event):
+    """An event whose sleeper is scheduled late: not before the gate opens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asleep, self.gate = threading.Event(), threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.asleep.set()
+        woken = super().wait(timeout)
+        self.gate.wait(LIMIT)
+        return woken
+
+
+def test_an_heir_whose_answer_came_first_passes_the_lead_on(
+    connection: Connection, server: Any, background: Any
+) -> None:
+    connection._step = 2 * LIMIT
+    first, heir, last = (connection.submit(m.Ping) for _ in range(3))
+    heir.event = gated = _Gated()
+    commands = server.take(3)
+    leader = background.start(connection.wait, first)
+    _soon(lambda: connection._leading)
+    background.start(connection.wait, heir)
+    assert gated.asleep.wait(LIMIT)
+    background.start(connection.wait, last)
+    _soon(lambda: last.event is not None)
+    server.answer(commands[0])  # the leader leaves and wakes its heir …
+    leader.join(LIMIT)
+    assert gated.is_set()
+    server.answer(commands[1])  # … whose own answer is there before it runs
+    _soon(lambda: _readable(connection))
+    gated.gate.set()
+    _soon(lambda: heir.done)
+    led = _soon(lambda: connection._leading, LIMIT / 10)
+    server.answer(commands[2])
+    connection.wait(last)  # whatever came of it, nobody sleeps on
+    background.finish()
+    assert led, "nobody leads, though one waits"
+
+
+def _soon(condition: Callable[[], bool], limit: float = LIMIT) -> bool:
+    deadline = time.monotonic() + limit
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.002)  # bounded by the deadline: other threads act
+    return condition()
+
+
+def _readable(connection: Connection) -> bool:
+    with connection.lock:
+        return connection._dialer.readable()
 
 
 def test_few_credits_for_many_threads(connect: Any, shuffler: Any, background: Any) -> None:
@@ -124,8 +178,5 @@ def test_a_follower_takes_the_lead(connection: Connection, server: Any, backgrou
     commands = server.take(THREADS)
     for left, command in enumerate(commands):  # each time it may be the leader's answer
         server.answer(command)
-        deadline = time.monotonic() + LIMIT
-        while len(background.results) <= left and time.monotonic() < deadline:
-            time.sleep(0.002)  # bounded by LIMIT: its thread gets its answer
-        assert len(background.results) == left + 1
+        assert _soon(lambda left=left: len(background.results) == left + 1)
     assert all(isinstance(result, Pending) for result in background.finish())

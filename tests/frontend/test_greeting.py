@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from flyt.errors import CommandTimeout, FlytError, HandshakeError, ProtocolError, SessionLost
-from flyt.rpc.patience import Deadline
 from flyt.frontend.greeting import greet
 from flyt.rpc import messages as m
+from flyt.rpc.patience import Deadline
 
 LIMIT = 20.0
 WELCOME = m.Welcome(7, bytes(16), 1, "s", 0, "", 0, 0, "", 256, 1 << 20, 30_000, {"devices": []})

@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from flyt.backend.devices.properties import Value
+
 Notification = Callable[[int], None]
 """Called once, from a thread of the device, with a cudaError_t value: 0 when all is well."""
 
@@ -34,12 +36,21 @@ class DeviceSnapshot:
         ``"cupy"`` or ``"emulated"``.
     attributes : dict of str to int
         ``cudaDeviceAttr`` names without the prefix ``cudaDevAttr``, and their values.
+    properties : dict of str to int, bytes or list of int
+        Fields of ``cudaDeviceProp``; those that the device can't tell are left out.
+    pci_bus_id : str
+        ``domain:bus:device.function``, as cudaDeviceGetPCIBusId has it.
+    peers : list of int
+        Ordinals of the devices whose memory this one can reach (cudaDeviceCanAccessPeer).
     """
 
     name: str
     total_memory: int
     kind: str
     attributes: dict[str, int]
+    properties: dict[str, Value]
+    pci_bus_id: str
+    peers: list[int]
 
 
 class Mark:

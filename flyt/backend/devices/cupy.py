@@ -19,6 +19,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from flyt.backend.devices import codes
 from flyt.backend.devices.base import Device, DeviceSnapshot, Handle, Notification
 from flyt.backend.devices.cupy_waiter import Waiter
+from flyt.backend.devices.properties import describe
 from flyt.errors import ConfigurationError, DeviceError
 
 CLOSE_LIMIT = 5.0
@@ -236,9 +237,20 @@ class CupyDevice(Device):
 
     @_cuda
     def _describe(self) -> DeviceSnapshot:
-        properties = self.runtime.getDeviceProperties(self.ordinal)
-        name, memory = properties["name"].decode(), int(properties["totalGlobalMem"])
-        return DeviceSnapshot(name, memory, "cupy", _attributes(self.runtime, self.ordinal))
+        runtime, ordinal = self.runtime, self.ordinal
+        known = runtime.getDeviceProperties(ordinal)
+        name, memory = known["name"].decode(), int(known["totalGlobalMem"])
+        attributes = _attributes(runtime, ordinal)
+        others = (n for n in range(runtime.getDeviceCount()) if n != ordinal)
+        return DeviceSnapshot(
+            name=name,
+            total_memory=memory,
+            kind="cupy",
+            attributes=attributes,
+            properties=describe(attributes, name=name, memory=memory, uuid=_uuid(ordinal)),
+            pci_bus_id=str(runtime.deviceGetPCIBusId(ordinal)).rstrip("\0"),
+            peers=[n for n in others if runtime.deviceCanAccessPeer(ordinal, n)],
+        )
 
     @_cuda
     def _discard(self, streams: list[int], events: list[int]) -> None:
@@ -323,3 +335,16 @@ def _attributes(runtime: Any, ordinal: int) -> dict[str, int]:
         except runtime.CUDARuntimeError:
             continue  # newer than the driver
     return values
+
+
+def _uuid(ordinal: int) -> bytes:
+    """From the driver: CuPy reads a UUID as C text, which ends at its first zero byte."""
+    # Imported here: a machine without a GPU has no use for it, and no driver to load.
+    from cuda.bindings import driver
+
+    code, device = driver.cuDeviceGet(ordinal)  # CUDA is initialised: the ordinals are CuPy's
+    if not code:
+        code, uuid = driver.cuDeviceGetUuid(device)
+    if code:
+        raise DeviceError(int(code), f"the UUID of device {ordinal}")
+    return bytes(uuid.bytes)

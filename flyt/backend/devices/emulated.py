@@ -12,14 +12,16 @@ import ctypes
 import logging
 import time
 
-from flyt.backend.devices import codes, emulated_memory
+from flyt.backend.devices import codes, emulated_attributes, emulated_memory
 from flyt.backend.devices.base import Device, DeviceSnapshot, Handle, Notification
-from flyt.backend.devices.emulated_attributes import ATTRIBUTES
 from flyt.backend.devices.emulated_context import Context
 from flyt.backend.devices.emulated_memory import Dying, Memory, Pool
 from flyt.backend.devices.emulated_options import EmulatedOptions
 from flyt.backend.devices.emulated_stream import Event, Record, Stream
+from flyt.backend.devices.properties import describe
 from flyt.errors import DeviceError
+
+NAME = "Flyt emulated device"
 
 RUNTIME_VERSION = 13000
 DRIVER_VERSION = 13000
@@ -65,8 +67,24 @@ class EmulatedDevice(Device):
             context.streams.append(self._streams)
 
     def snapshot(self) -> DeviceSnapshot:
-        attributes = {**ATTRIBUTES, "PciDeviceId": self.ordinal}
-        return DeviceSnapshot("Flyt emulated device", self._memory.size, "emulated", attributes)
+        attributes = emulated_attributes.attributes(self.ordinal)
+        properties = describe(
+            attributes,
+            name=NAME,
+            memory=self._memory.size,
+            uuid=emulated_attributes.identity(self.ordinal),
+        )
+        # They lie in one address space: each reads the others' memory.
+        peers = [n for n in range(self._context.options.devices) if n != self.ordinal]
+        return DeviceSnapshot(
+            name=NAME,
+            total_memory=self._memory.size,
+            kind="emulated",
+            attributes=attributes,
+            properties=properties,
+            pci_bus_id=emulated_attributes.pci_bus_id(self.ordinal),
+            peers=peers,
+        )
 
     def memory(self) -> tuple[int, int]:
         self._enter("memory")

@@ -14,8 +14,9 @@ from typing import Any, ParamSpec
 from cuda.bindings.runtime import cudaError_t
 
 from flyt.errors import CommandTimeout, DeviceError, FlytError, ProtocolError
-from flyt.frontend.connection import Lost
 from flyt.frontend.current import thread
+from flyt.frontend.lost import Lost
+from flyt.frontend.scheduling import NotReady
 
 P = ParamSpec("P")
 Answer = tuple[Any, ...]
@@ -52,6 +53,8 @@ def cuda(values: int) -> Callable[[Callable[P, Answer]], Callable[P, Answer]]:
         def call(*args: P.args, **kwargs: P.kwargs) -> Answer:
             try:
                 return (SUCCESS, *function(*args, **kwargs))
+            except NotReady:
+                return (cudaError_t.cudaErrorNotReady, *[None] * values)
             except (DeviceError, Lost) as exc:
                 return failed(exc.code, str(exc), values)
             except (ProtocolError, CommandTimeout, FlytError) as exc:

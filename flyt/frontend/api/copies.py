@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cudaMemcpy and cudaMemset."""
+"""cudaMemcpy and cudaMemset, and their asynchronous forms."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from cuda.bindings.runtime import cudaMemcpyKind
 
 from flyt.errors import DeviceError
 from flyt.frontend import current
 from flyt.frontend.api.convention import INVALID_VALUE, Answer, cuda
-from flyt.frontend.hostmem import check_destination, check_source, pointer, size_t
-from flyt.frontend.pointers import Space
+from flyt.frontend.api.handles import stream_of
+from flyt.frontend.hostmem import HostArgument, check_destination, check_source, pointer, size_t
+from flyt.frontend.pointers import Place, Space
+from flyt.frontend.session import Session
+from flyt.frontend.streams import LEGACY
 
 INVALID_MEMCPY_DIRECTION = 21
 
@@ -26,6 +29,49 @@ _SIDES: dict[int, tuple[bool, bool]] = {
 }
 """Whether destination and source have to be device-accessible. With unified addressing a kind
 asks for no more (all 45 pairs of places and kinds read off an H200: tests/data)."""
+
+
+class _Copy(NamedTuple):
+    """A copy whose arguments were checked."""
+
+    destination: Place
+    source: Place
+    size: int
+
+
+def _checked(
+    session: Session, to: HostArgument, origin: HostArgument, size: int, kind: Any
+) -> _Copy:
+    """Every check that CUDA makes at the call; no byte has moved when one fails."""
+    sides = _SIDES.get(int(kind))
+    if sides is None:
+        raise DeviceError(INVALID_MEMCPY_DIRECTION, f"{kind!r} is no cudaMemcpyKind")
+    if not to.address or not origin.address:
+        raise DeviceError(INVALID_VALUE, "source or destination is NULL")
+    check_source(origin, size)
+    check_destination(to, size)
+    copy = _Copy(session.place(to.address, size), session.place(origin.address, size), size)
+    for needs_device, place, name in zip(sides, copy[:2], ("destination", "source"), strict=True):
+        if needs_device and place.space not in _ACCESSIBLE:
+            raise DeviceError(
+                INVALID_VALUE, f"the {name} {place.address:#x} is pageable memory, not the device's"
+            )
+    return copy
+
+
+def _copy(dst: Any, src: Any, count: int, kind: Any, stream: Any, *, wait: bool) -> Answer:
+    size = size_t(count)
+    to, origin = pointer(dst), pointer(src)
+    session = current.current()
+    session.connection.raise_deferred()
+    queue = stream_of(session, stream)
+    if not size:
+        return ()
+    copy = _checked(session, to, origin, size, kind)
+    session.transfers.copy(*copy, queue)
+    if wait and Space.PINNED in (copy.destination.space, copy.source.space):
+        session.scheduler.synchronize(queue)
+    return ()
 
 
 @cuda(0)
@@ -43,45 +89,56 @@ def cudaMemcpy(dst: Any, src: Any, count: int, kind: Any) -> Answer:
     Notes
     -----
     On the legacy default stream. From pageable memory to the device it returns when the source
-    may be changed; to the host, when the last byte is in place. cudaErrorInvalidValue when a range
-    leaves its allocation: then no byte has moved.
+    may be changed; to the host, and from pinned memory, when the last byte is in place.
+    cudaErrorInvalidValue when a range leaves its allocation: then no byte has moved.
     """
-    size = size_t(count)
-    to, origin = pointer(dst), pointer(src)
-    session = current.current()
-    session.connection.raise_deferred()
-    if not size:
-        return ()
-    sides = _SIDES.get(int(kind))
-    if sides is None:
-        raise DeviceError(INVALID_MEMCPY_DIRECTION, f"{kind!r} is no cudaMemcpyKind")
-    if not to.address or not origin.address:
-        raise DeviceError(INVALID_VALUE, "source or destination is NULL")
-    check_source(origin, size)
-    check_destination(to, size)
-    destination, source = session.place(to.address, size), session.place(origin.address, size)
-    for needs_device, place, name in zip(
-        sides, (destination, source), ("destination", "source"), strict=True
-    ):
-        if needs_device and place.space not in _ACCESSIBLE:
-            raise DeviceError(
-                INVALID_VALUE, f"the {name} {place.address:#x} is pageable memory, not the device's"
-            )
-    session.transfers.copy(destination, source, size)
-    return ()
+    return _copy(dst, src, count, kind, LEGACY, wait=True)
 
 
 @cuda(0)
-def cudaMemset(devPtr: Any, value: int, count: int) -> Answer:
-    """Fill ``count`` bytes of device or pinned memory with the low byte of ``value``."""
+def cudaMemcpyAsync(dst: Any, src: Any, count: int, kind: Any, stream: Any) -> Answer:
+    """Copy ``count`` bytes in the order of a stream.
+
+    Parameters
+    ----------
+    dst, src, count, kind
+        As for `cudaMemcpy`. Pinned memory must stay as it is until the stream has got there.
+    stream : cudaStream_t or int
+
+    Notes
+    -----
+    Pinned and device memory: returns at once. Pageable memory as a source: its bytes are taken
+    before the return. Pageable memory as a destination, and host to host: complete on return
+    (CUDA: "API synchronization behavior").
+    """
+    return _copy(dst, src, count, kind, stream, wait=False)
+
+
+def _set(devPtr: Any, value: int, count: int, stream: Any) -> Answer:
     size = size_t(count)
     address = pointer(devPtr).address
     session = current.current()
     session.connection.raise_deferred()
+    queue = stream_of(session, stream)
     if not size:
         return ()
     place = session.place(address, size)
     if place.space not in _ACCESSIBLE:
         raise DeviceError(INVALID_VALUE, f"{address:#x} is not memory that the device can fill")
-    session.transfers.fill(place, value & 0xFF, size)
+    session.transfers.fill(place, value & 0xFF, size, queue)
     return ()
+
+
+@cuda(0)
+def cudaMemset(devPtr: Any, value: int, count: int) -> Answer:
+    """Fill ``count`` bytes of device or pinned memory with the low byte of ``value``.
+
+    Asynchronous to the host for device memory, on the legacy default stream.
+    """
+    return _set(devPtr, value, count, LEGACY)
+
+
+@cuda(0)
+def cudaMemsetAsync(devPtr: Any, value: int, count: int, stream: Any) -> Answer:
+    """`cudaMemset` in the order of a stream."""
+    return _set(devPtr, value, count, stream)

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stream and event arguments: ints, None, or the handle types of ``cuda.bindings``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flyt.errors import DeviceError
+from flyt.frontend.current import thread
+from flyt.frontend.session import Session
+from flyt.frontend.streams import Event, Stream
+
+INVALID_HANDLE = 400
+
+
+def number_of(handle: Any) -> int:
+    """The number behind a handle; None is 0.
+
+    Raises
+    ------
+    TypeError
+        It is no handle.
+    """
+    if handle is None:
+        return 0
+    try:
+        return int(handle)
+    except (TypeError, ValueError):
+        raise TypeError(f"{type(handle).__name__} is no stream or event handle") from None
+
+
+def stream_of(session: Session, handle: Any) -> Stream:
+    """The stream that a handle means to this thread.
+
+    Raises
+    ------
+    DeviceError
+        cudaErrorInvalidResourceHandle for a handle that is not one of this process's streams.
+    """
+    return session.scheduler.stream(number_of(handle), thread.device)
+
+
+def event_of(session: Session, handle: Any) -> Event:
+    """The event behind a handle; DeviceError as for `stream_of`."""
+    number = number_of(handle)
+    if not number:
+        raise DeviceError(INVALID_HANDLE, "NULL is no event")
+    return session.scheduler.event(number)

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams and events as this process knows them: enough to answer queries without a message.
+
+Every command that was put on a stream is answered when the stream has reached it. So a stream is
+idle when its last command is answered, and an event is reached when its record is. Guarded by the
+connection's lock.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+from flyt.errors import DeviceError
+from flyt.frontend.inflight import Pending
+from flyt.rpc.messages import FIRST_STREAM
+
+INVALID_HANDLE = 400
+
+LEGACY, LEGACY_EXPLICIT, PER_THREAD = 0, 1, 2
+"""CUDA's special handles: the default stream, cudaStreamLegacy, cudaStreamPerThread."""
+
+NON_BLOCKING = 1
+DISABLE_TIMING = 2
+
+_STEP = 16
+"""Handles look like addresses and differ in more than the last bits."""
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Stream:
+    """One stream; ``number`` is its handle, and its name in messages."""
+
+    number: int
+    device: int
+    flags: int = 0
+    priority: int = 0
+    last: Pending | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that was put on it is done."""
+        return self.last is None or self.last.done
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Event:
+    """One event; ``record`` is the last record of it."""
+
+    number: int
+    device: int
+    flags: int
+    record: Pending | None = None
+
+    @property
+    def reached(self) -> bool:
+        """Whether the work before the last record is done; true if there is none."""
+        return self.record is None or self.record.done
+
+    @property
+    def timed(self) -> bool:
+        return not self.flags & DISABLE_TIMING
+
+
+class StreamTable:
+    """All streams and events of a session."""
+
+    def __init__(self) -> None:
+        self._streams: dict[int, Stream] = {}
+        self._events: dict[int, Event] = {}
+        self._legacy: dict[int, Stream] = {}
+        self._per_thread: dict[tuple[int, int], Stream] = {}
+        self._next = FIRST_STREAM * _STEP
+
+    def mint(self) -> int:
+        """A number for a new stream or event."""
+        self._next += _STEP
+        return self._next
+
+    def add(self, stream: Stream) -> None:
+        self._streams[stream.number] = stream
+
+    def special(self, handle: int, device: int) -> Stream | None:
+        """The stream that a special handle means on a device: None for an ordinary handle, and for
+        a thread's own default stream that has not been made yet."""
+        if handle in (LEGACY, LEGACY_EXPLICIT):
+            return self._legacy.setdefault(device, Stream(device, device))
+        return self._per_thread.get((threading.get_ident(), device))
+
+    def set_per_thread(self, stream: Stream) -> None:
+        """Make ``stream`` this thread's own default stream on its device."""
+        self._per_thread[threading.get_ident(), stream.device] = stream
+        self.add(stream)
+
+    def get(self, handle: int) -> Stream:
+        """An ordinary stream, or DeviceError cudaErrorInvalidResourceHandle."""
+        stream = self._streams.get(handle)
+        if stream is None:
+            raise DeviceError(INVALID_HANDLE, f"{handle:#x} is no stream of this process")
+        return stream
+
+    def remove(self, handle: int) -> Stream:
+        """Take an ordinary stream out. Its work goes on, and still counts for others."""
+        if handle in (LEGACY, LEGACY_EXPLICIT, PER_THREAD):
+            raise DeviceError(INVALID_HANDLE, "a default stream can't be destroyed")
+        stream = self.get(handle)
+        del self._streams[handle]
+        if not stream.idle:
+            self._streams[-handle] = stream  # under a handle that nobody has, until it is idle
+        return stream
+
+    def before(self, stream: Stream) -> list[Stream]:
+        """The streams whose work the stream waits for: with the legacy stream, all blocking ones
+        (recorded: a query of it sees their work, a query of them does not see its work)."""
+        if stream.number >= FIRST_STREAM:
+            return [stream]
+        blocking = (s for s in self._streams.values() if not s.flags & NON_BLOCKING)
+        return [stream, *(s for s in blocking if s.device == stream.device)]
+
+    def of(self, device: int) -> list[Stream]:
+        """Every stream of a device; forgets destroyed ones that are idle by now."""
+        for number in [n for n, s in self._streams.items() if n < 0 and s.idle]:
+            del self._streams[number]
+        everyone = [*self._legacy.values(), *self._streams.values()]
+        return [stream for stream in everyone if stream.device == device]
+
+    def add_event(self, event: Event) -> None:
+        self._events[event.number] = event
+
+    def event(self, handle: int) -> Event:
+        """An event, or DeviceError cudaErrorInvalidResourceHandle."""
+        event = self._events.get(handle)
+        if event is None:
+            raise DeviceError(INVALID_HANDLE, f"{handle:#x} is no event of this process")
+        return event
+
+    def remove_event(self, handle: int) -> Event:
+        event = self.event(handle)
+        del self._events[handle]
+        return event
