@@ -34,6 +34,8 @@ thread = _ThreadState()
 
 _lock = threading.Lock()
 _session: Session | None = None
+_again: Settings | None = None
+"""After `reset`: what the next session is made from."""
 _unavailable: str | None = None
 _forked = False
 
@@ -61,12 +63,12 @@ def connect(endpoint: str | None = None, region: str | None = None) -> Session:
     FlytError
         There is no backend, or it refused; the message says why and what to do.
     """
-    global _session, _unavailable, _forked  # noqa: PLW0603 - the one place that sets them
+    global _session, _again, _unavailable, _forked  # noqa: PLW0603 - a new start
     with _lock:
         old, _session = _session, None
         if old is not None:
             old.close()
-        _unavailable, _forked = None, False
+        _again, _unavailable, _forked = None, None, False
         thread.device = 0
         _session = Session(Settings.read(endpoint, region))
         return _session
@@ -98,12 +100,33 @@ def current() -> Session:
             if _unavailable is not None:
                 raise DeviceError(NO_DEVICE, _unavailable)
             try:
-                _session = Session(Settings.read())
+                _session = Session(_again or Settings.read())
             except FlytError as exc:
                 _unavailable = f"{exc} (flyt.connect() tries again)"
                 log.error("no CUDA device: %s", exc)
                 raise DeviceError(NO_DEVICE, _unavailable) from exc
         return _session
+
+
+def reset() -> None:
+    """End the current session; the next call makes one from the same settings.
+
+    Raises
+    ------
+    DeviceError, Lost
+        What the session's asynchronous work ended with, or why it had ended already; it is over
+        all the same. Also what `current` raises where there is no session to end.
+    """
+    global _session, _again
+    session = current()
+    with _lock:
+        if _session is session:
+            _session, _again = None, session.settings
+        ended = session.connection.lost
+        session.close()
+    if ended is not None:
+        raise ended
+    session.connection.raise_deferred()
 
 
 def existing() -> Session | None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -32,7 +31,7 @@ from flyt.frontend.api.streams import (
     cudaStreamWaitEvent,
 )
 from flyt.frontend.current import thread
-from flyt.frontend.session import Session
+from flyt.frontend.session import Release, Session
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -42,8 +41,6 @@ CONTEXT_IS_DESTROYED = 709
 
 LEGACY = 1
 PER_THREAD = 2
-
-Release = Callable[[Session, int], None]
 
 
 def checked(answer: Answer) -> Any:

@@ -13,6 +13,8 @@ from enum import IntEnum
 from flyt.errors import DeviceError
 
 INVALID_VALUE = 1
+ALREADY_REGISTERED = 712
+NOT_REGISTERED = 713
 
 
 class Space(IntEnum):
@@ -25,14 +27,17 @@ class Space(IntEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Allocation:
-    """One block that Flyt handed out.
+    """One block that Flyt handed out, or that the caller registered.
 
     Attributes
     ----------
     index : int
-        Of pinned memory: its offset in the window, or -1 where there is no window (inline).
+        Of pinned memory: its offset in the window, or -1 where it is not in a window (inline, or
+        registered).
     flags : int
-        cudaHostAlloc's.
+        cudaHostAlloc's, or cudaHostRegister's.
+    registered : bool
+        The caller's own memory, pinned in name only.
     """
 
     space: Space
@@ -42,6 +47,7 @@ class Allocation:
     index: int = -1
     vpn: int = 0
     flags: int = 0
+    registered: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,14 +87,59 @@ class PointerMap:
             (oracle: free_twice, free_interior, free_of_pinned, freeHost_twice, freeHost_interior).
         """
         allocation = self._allocations.get(address)
-        if allocation is None or allocation.space != space:
+        if allocation is None or allocation.space != space or allocation.registered:
             raise DeviceError(
                 INVALID_VALUE,
                 f"{address:#x} is not the start of an allocation that can be freed so",
             )
-        del self._allocations[address]
+        return self._take_out(address)
+
+    def register(self, block: Allocation) -> None:
+        """Note the caller's own memory as pinned.
+
+        Raises
+        ------
+        DeviceError
+            cudaErrorHostMemoryAlreadyRegistered when some of it is registered,
+            cudaErrorInvalidValue when some of it is an allocation (oracle: hostRegister_overlap;
+            recorded: hostRegister_of_hostAlloc, hostRegister_of_device).
+        """
+        other = self.find(block.address) or self._next(block.address)
+        if other is not None and other.address < block.address + block.size:
+            raise DeviceError(
+                ALREADY_REGISTERED if other.registered else INVALID_VALUE,
+                f"{block.size} bytes at {block.address:#x} overlap the {other.size} "
+                f"{'registered' if other.registered else 'allocated'} at {other.address:#x}",
+            )
+        self.add(block)
+
+    def unregister(self, address: int) -> Allocation:
+        """Take out the registration that starts at ``address``.
+
+        Raises
+        ------
+        DeviceError
+            cudaErrorHostMemoryNotRegistered where nothing is known, cudaErrorInvalidValue inside
+            a registration and for allocations (oracle: hostUnregister_twice, _interior,
+            _of_hostAlloc).
+        """
+        found = self.find(address)
+        if found is None:
+            raise DeviceError(NOT_REGISTERED, f"no registration at {address:#x}")
+        if not found.registered or found.address != address:
+            raise DeviceError(
+                INVALID_VALUE, f"{address:#x} is not the start of a registration of host memory"
+            )
+        return self._take_out(address)
+
+    def _take_out(self, address: int) -> Allocation:
         del self._addresses[bisect.bisect_left(self._addresses, address)]
-        return allocation
+        return self._allocations.pop(address)
+
+    def _next(self, address: int) -> Allocation | None:
+        """The first allocation from ``address`` on."""
+        at = bisect.bisect_left(self._addresses, address)
+        return self._allocations[self._addresses[at]] if at < len(self._addresses) else None
 
     def find(self, address: int) -> Allocation | None:
         """The allocation that ``address`` lies in."""
@@ -109,12 +160,11 @@ class PointerMap:
         """
         allocation = self.find(address)
         if allocation is None:
-            at = bisect.bisect_left(self._addresses, address)
-            if at < len(self._addresses) and self._addresses[at] < address + size:
+            behind = self._next(address)
+            if behind is not None and behind.address < address + size:
                 raise DeviceError(
                     INVALID_VALUE,
-                    f"{size} bytes at {address:#x} run into the allocation at "
-                    f"{self._addresses[at]:#x}",
+                    f"{size} bytes at {address:#x} run into the allocation at {behind.address:#x}",
                 )
             return Place(address, Space.PAGEABLE)
         excess = address + size - allocation.address - allocation.size

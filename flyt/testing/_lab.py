@@ -137,7 +137,7 @@ class Lab:
         """Pinned memory as an array."""
         address = int(self.ok(self.rt.cudaHostAlloc(size, 0)))
         self._undo.append(lambda: self.rt.cudaFreeHost(address))
-        array = np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
+        array: Bytes = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
         array[:] = value
         return array
 
@@ -163,9 +163,8 @@ class Lab:
         whole = np.zeros(size + HOST_PAGE, np.uint8)
         start = -whole.ctypes.data % HOST_PAGE
         array = whole[start : start + size]
-        address = array.ctypes.data
-        self.ok(self.rt.cudaHostRegister(address, size, flags))
-        self._undo.append(lambda: self.rt.cudaHostUnregister(address))
+        self.ok(self.rt.cudaHostRegister(array.ctypes.data, size, flags))
+        self._undo.append(lambda: self.rt.cudaHostUnregister(array.ctypes.data))
         return array
 
     def clean_up(self) -> int:

@@ -12,26 +12,24 @@ from collections.abc import Collection
 from typing import Any
 
 from flyt.errors import FlytError
-from flyt.testing import (
-    _facts_copies,
-    _facts_errors,
-    _facts_events,
-    _facts_memory,
-    _facts_order,
-    _facts_registration,
-    _facts_streams,
-)
 from flyt.testing._facts import Fact, FactSkipped
+from flyt.testing._facts_copies import FACTS as COPIES
+from flyt.testing._facts_errors import FACTS as ERRORS
+from flyt.testing._facts_events import FACTS as EVENTS
+from flyt.testing._facts_memory import FACTS as MEMORY
+from flyt.testing._facts_order import FACTS as ORDER
+from flyt.testing._facts_registration import FACTS as REGISTRATION
+from flyt.testing._facts_streams import FACTS as STREAMS
 from flyt.testing._lab import FactBroken, Lab, Work
 
 FACTS: tuple[Fact, ...] = (
-    *_facts_memory.FACTS,
-    *_facts_registration.FACTS,
-    *_facts_copies.FACTS,
-    *_facts_errors.FACTS,
-    *_facts_streams.FACTS,
-    *_facts_events.FACTS,
-    *_facts_order.FACTS,
+    *MEMORY,
+    *REGISTRATION,
+    *COPIES,
+    *ERRORS,
+    *STREAMS,
+    *EVENTS,
+    *ORDER,
 )
 """Everything that `check_memcpy` knows, in the order in which it asks."""
 
@@ -63,10 +61,8 @@ class Report:
 
     def __str__(self) -> str:
         clauses = {fact.name: fact.clause for fact in FACTS}
-        lines = [
-            f"{len(self.passed)} facts hold, {len(self.failed)} are broken, "
-            f"{len(self.skipped)} were skipped"
-        ]
+        counts = (len(self.passed), len(self.failed), len(self.skipped))
+        lines = ["{} facts hold, {} are broken, {} were skipped".format(*counts)]
         lines += [f"BROKEN {name}: {why}\n    {clauses[name]}" for name, why in self.failed.items()]
         lines += [f"skipped {name}: {why}" for name, why in self.skipped.items()]
         return "\n".join(lines)

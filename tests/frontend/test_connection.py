@@ -443,7 +443,7 @@ def test_a_slow_backend_that_answers_pings_is_waited_for(
             server.answer(asked.pop(), values=(5,))
 
     server.serve(handle)
-    background.start(connection.call, lambda number: m.Synchronize(number, 0))
+    background.start(connection.call, lambda number: m.MemInfo(number, 0))
     time.sleep(4.5)  # the point of the test: longer than three limits of a second
     done.set()
     (pending,) = background.finish()

@@ -198,7 +198,7 @@ def test_many_sessions_leave_no_worker_and_no_descriptor(served: Any, connect: A
         with connect(served):
             assert round_trip(seed=seed)
     assert settles(served, 1)
-    assert eventually(lambda: descriptors() == before)
+    assert eventually(lambda: descriptors() <= before)
     assert len(served.descendants()) == 2, "the keeper and the spare"
 
 
@@ -242,7 +242,7 @@ def test_one_session_too_many_is_refused_until_another_leaves(
 ) -> None:
     served = backend(extra=[*PROCESS, "--max-workers", "2"])
     clients = [holder(served) for _ in range(2)]
-    with pytest.raises(HandshakeError, match="serves 2 sessions already.*--max-workers"):
+    with pytest.raises(HandshakeError, match=r"serves 2 sessions already.*--max-workers"):
         connect(served)
     assert len(status(served)["workers"]) == 2, "at the limit there is no room for a spare"
     clients[0].communicate("\n", timeout=LIMIT)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device memory and pinned memory: allocate, free, ask."""
+"""Device memory and pinned memory: allocate, free, register, ask."""
 
 from __future__ import annotations
 
@@ -11,16 +11,25 @@ from flyt.errors import DeviceError
 from flyt.frontend import current
 from flyt.frontend.api.convention import INVALID_VALUE, Answer, cuda
 from flyt.frontend.current import thread
-from flyt.frontend.hostmem import pointer, size_t
-from flyt.frontend.pointers import Space
+from flyt.frontend.hostmem import check_source, pointer, size_t
+from flyt.frontend.pointers import Allocation, Space
 
 UNREGISTERED_DEVICE = -2
+NOT_SUPPORTED = 801
+ADDRESS_LIMIT = 1 << 64
 
 HOST_ALLOC_FLAGS = 7
 """cudaHostAllocPortable | Mapped | WriteCombined: all there are."""
 
 _FLAGS_SHOWN = {0: 2, 1: 2, 2: 2, 3: 2, 4: 6, 5: 7, 6: 7, 7: 7}
 """cudaHostGetFlags after cudaHostAlloc (read off an H200, driver 580: mapping is always on)."""
+
+HOST_REGISTER_FLAGS = 1 | 2 | 8
+"""cudaHostRegisterPortable | Mapped | ReadOnly. IoMemory (4) is for memory of other devices, and
+CUDA refuses it for ordinary memory (recorded: hostRegister_flags)."""
+
+_REGISTERED_FLAGS_SHOWN = 2
+"""cudaHostGetFlags after cudaHostRegister (recorded): mapping is always on."""
 
 
 @cuda(1)
@@ -97,13 +106,71 @@ def cudaFreeHost(ptr: Any) -> Answer:
     return ()
 
 
+@cuda(0)
+def cudaHostRegister(ptr: Any, size: int, flags: int) -> Answer:
+    """Treat memory of the caller's own as pinned; the GPU's DMA can't read it where it is.
+
+    Parameters
+    ----------
+    ptr : int or object with the buffer protocol
+    size : int
+        Bytes.
+    flags : int
+        cudaHostRegisterPortable, Mapped and ReadOnly; they change nothing.
+
+    Notes
+    -----
+    Kinds, bounds and attributes are those of pinned memory, but copies are staged, as from
+    pageable memory: `cudaHostAlloc` spares that. It stays the caller's: it must not be unmapped
+    before `cudaHostUnregister`.
+    """
+    memory, count = pointer(ptr), size_t(size)
+    session = current.current()
+    session.connection.raise_deferred()
+    if not memory.address or not count or memory.address + count > ADDRESS_LIMIT:
+        raise DeviceError(INVALID_VALUE, f"{count} bytes at {memory.address:#x} are no memory")
+    if flags & ~HOST_REGISTER_FLAGS:
+        raise DeviceError(INVALID_VALUE, f"cudaHostRegister can't do flags {flags:#x} here")
+    check_source(memory, count)
+    block = Allocation(
+        Space.PINNED, memory.address, count, thread.device, flags=flags, registered=True
+    )
+    with session.connection.lock:
+        session.pointers.register(block)
+    return ()
+
+
+@cuda(0)
+def cudaHostUnregister(ptr: Any) -> Answer:
+    """End a registration; only the address that was registered will do."""
+    address = pointer(ptr).address
+    session = current.current()
+    session.connection.raise_deferred()
+    if not address:
+        raise DeviceError(INVALID_VALUE, "NULL is no registered memory")
+    with session.connection.lock:
+        session.pointers.unregister(address)
+    return ()
+
+
 @cuda(1)
 def cudaHostGetDevicePointer(pHost: Any, flags: int) -> Answer:
-    """The device's address of pinned memory: the same, since the window lies at equal addresses."""
+    """The device's address of pinned memory: the same, since the window lies at equal addresses.
+
+    Notes
+    -----
+    Registered memory has none, and that is a deviation from CUDA: only this process maps it, so
+    the GPU can't reach it, and the answer is cudaErrorNotSupported.
+    """
     address = pointer(pHost).address
     place = current.current().place(address, 1)
-    if flags or place.space != Space.PINNED:
+    if flags or place.allocation is None or place.space != Space.PINNED:
         raise DeviceError(INVALID_VALUE, f"{address:#x} is no pinned memory, or flags are not 0")
+    if place.allocation.registered:
+        raise DeviceError(
+            NOT_SUPPORTED,
+            f"the GPU can't reach registered memory ({address:#x}): use cudaHostAlloc",
+        )
     return (address,)
 
 
@@ -114,6 +181,8 @@ def cudaHostGetFlags(pHost: Any) -> Answer:
     place = current.current().place(address, 1)
     if place.allocation is None or place.space != Space.PINNED:
         raise DeviceError(INVALID_VALUE, f"{address:#x} is no pinned memory")
+    if place.allocation.registered:
+        return (_REGISTERED_FLAGS_SHOWN,)
     return (_FLAGS_SHOWN[place.allocation.flags],)
 
 
@@ -130,6 +199,8 @@ def cudaPointerGetAttributes(ptr: Any) -> Answer:
     Notes
     -----
     An unknown address is no error: type Unregistered, device -2 (oracle: attrs_host_unregistered).
+    The ``devicePointer`` of registered memory is its address, as CUDA's is: copies and memsets
+    take it, but kernels can't use it (`cudaHostGetDevicePointer` says so).
     """
     address = pointer(ptr).address
     place = current.current().place(address, 1)
