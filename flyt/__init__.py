@@ -31,10 +31,15 @@ from flyt.frontend.api.copies import (
     cudaMemsetAsync,
 )
 from flyt.frontend.api.devices import (
+    cudaDeviceCanAccessPeer,
+    cudaDeviceGetAttribute,
+    cudaDeviceGetPCIBusId,
+    cudaDeviceReset,
     cudaDeviceSynchronize,
     cudaDriverGetVersion,
     cudaGetDevice,
     cudaGetDeviceCount,
+    cudaGetDeviceProperties,
     cudaRuntimeGetVersion,
     cudaSetDevice,
 )
@@ -60,6 +65,8 @@ from flyt.frontend.api.memory import (
     cudaHostAlloc,
     cudaHostGetDevicePointer,
     cudaHostGetFlags,
+    cudaHostRegister,
+    cudaHostUnregister,
     cudaMalloc,
     cudaMallocHost,
     cudaMemGetInfo,
@@ -80,8 +87,10 @@ from flyt.frontend.api.streams import (
 from flyt.frontend.api.unsupported import (
     cudaMallocManaged,
 )
+from flyt.frontend.arrays import DeviceArray, to_device
 from flyt.frontend.current import connect
 from flyt.frontend.inflight import InflightCommand
+from flyt.frontend.objects import Event, Stream
 from flyt.frontend.pinned import pinned_empty
 from flyt.frontend.session import Session
 from flyt.frontend.state import inflight, last_failure, statistics
@@ -91,7 +100,9 @@ __all__ = [
     "AddressTaken",
     "CommandTimeout",
     "ConfigurationError",
+    "DeviceArray",
     "DeviceError",
+    "Event",
     "FlytError",
     "FlytWarning",
     "HandshakeError",
@@ -101,9 +112,14 @@ __all__ = [
     "RegionFull",
     "Session",
     "SessionLost",
+    "Stream",
     "__version__",
     "connect",
+    "cudaDeviceCanAccessPeer",
+    "cudaDeviceGetAttribute",
+    "cudaDeviceGetPCIBusId",
     "cudaDeviceGetStreamPriorityRange",
+    "cudaDeviceReset",
     "cudaDeviceSynchronize",
     "cudaDriverGetVersion",
     "cudaEventCreate",
@@ -118,12 +134,15 @@ __all__ = [
     "cudaFreeHost",
     "cudaGetDevice",
     "cudaGetDeviceCount",
+    "cudaGetDeviceProperties",
     "cudaGetErrorName",
     "cudaGetErrorString",
     "cudaGetLastError",
     "cudaHostAlloc",
     "cudaHostGetDevicePointer",
     "cudaHostGetFlags",
+    "cudaHostRegister",
+    "cudaHostUnregister",
     "cudaMalloc",
     "cudaMallocHost",
     "cudaMallocManaged",
@@ -149,6 +168,7 @@ __all__ = [
     "last_failure",
     "pinned_empty",
     "statistics",
+    "to_device",
 ]
 
 

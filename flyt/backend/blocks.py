@@ -65,8 +65,8 @@ class BlockTable:
         self._blocks[block.address] = block
         bisect.insort(self._addresses, block.address)
 
-    def remove(self, address: int) -> Block:
-        """Take a block out by its first address.
+    def start(self, address: int) -> Block:
+        """The block that begins at ``address``.
 
         Raises
         ------
@@ -74,11 +74,16 @@ class BlockTable:
             cudaErrorInvalidValue for anything that is not the start of a block (oracle: free_twice,
             free_interior, free_garbage).
         """
-        block = self._blocks.pop(address, None)
+        block = self._blocks.get(address)
         if block is None:
             raise DeviceError(INVALID_VALUE, f"{address:#x} is no block of this session")
-        self._addresses.remove(address)
         return block
+
+    def remove(self, block: Block) -> None:
+        """Take a block out and restore its part of the quota."""
+        del self._blocks[block.address]
+        del self._addresses[bisect.bisect_left(self._addresses, block.address)]
+        self.restore(block.size)
 
     def find(self, address: int, size: int) -> Block:
         """The block in which ``[address, address + size)`` lies as a whole.

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
+import logging
 import time
 from collections.abc import Callable, Iterable
 
@@ -16,15 +18,18 @@ from flyt.backend.streams import SessionStream, StreamTable
 from flyt.errors import DeviceError
 from flyt.rpc.patience import spin_seconds
 
+log = logging.getLogger(__name__)
+
 CallSoon = Callable[[Callable[[], None]], None]
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class _Watched:
     """A mark that the session's thread asks for itself until ``until`` (`time.monotonic`)."""
 
     device: Device
     mark: Handle
+    work: int
     finished: Callable[[int], None]
     until: float
 
@@ -56,7 +61,7 @@ class Holdings:
         self._services = services
         self._call_soon = call_soon
         self._pools: dict[int, Handle] = {}
-        self._marks: list[_Watched] = []
+        self._marks: dict[SessionStream, collections.deque[_Watched]] = {}
 
     @property
     def devices(self) -> list[Device]:
@@ -73,7 +78,11 @@ class Holdings:
         """Registered memory for inline payloads, made at the first one."""
         if self.bounce is None:
             bounce = BounceBuffer()
-            self.devices[0].register(bounce.address, bounce.size)
+            try:
+                self.devices[0].register(bounce.address, bounce.size)
+            except DeviceError:
+                bounce.close()
+                raise
             self.bounce = bounce
         return self.bounce
 
@@ -96,13 +105,14 @@ class Holdings:
         until = time.monotonic() + spin_seconds()
         for stream in pending:
             self.waiting += 1
-            self._services.activity.enter()
+            work = self._services.activity.enter()
             try:
                 mark = stream.device.mark(stream.handle)
             except DeviceError as exc:
-                self._arrived(finished, exc.code)
+                self._arrived(work, finished, exc.code)
                 continue
-            self._marks.append(_Watched(stream.device, mark, finished, until))
+            watched = _Watched(stream.device, mark, work, finished, until)
+            self._marks.setdefault(stream, collections.deque()).append(watched)
 
     def look(self) -> bool:
         """Finish what is done; whether it is worth looking again at once.
@@ -111,39 +121,54 @@ class Holdings:
         threads; what takes longer is left to the device's own notification.
         """
         now = time.monotonic()
-        for watched in list(self._marks):
-            code = watched.device.reached(watched.mark)
-            if code is None and now < watched.until:
-                continue
-            self._marks.remove(watched)
-            if code is not None:
-                self._services.activity.leave()
-                watched.finished(code)
-                continue
-            arrived = functools.partial(self._arrived, watched.finished)
-            try:
-                watched.device.watch(watched.mark, arrived)
-            except DeviceError as exc:
-                arrived(exc.code)
+        for stream, marks in list(self._marks.items()):
+            while marks:  # those of one stream are reached in their order
+                watched = marks[0]
+                code = watched.device.reached(watched.mark)
+                if code is None and now < watched.until:
+                    break
+                marks.popleft()
+                if code is None:
+                    self._leave_to_device(watched)
+                else:
+                    self._services.activity.leave(watched.work)
+                    watched.finished(code)
+            if not marks:
+                self._marks.pop(stream, None)
         return bool(self._marks)
 
-    def _arrived(self, finished: Callable[[int], None], code: int) -> None:
+    def _leave_to_device(self, watched: _Watched) -> None:
+        arrived = functools.partial(self._arrived, watched.work, watched.finished)
+        try:
+            watched.device.watch(watched.mark, arrived)
+        except DeviceError as exc:
+            arrived(exc.code)
+
+    def _arrived(self, work: int, finished: Callable[[int], None], code: int) -> None:
         """From any thread: the device has told that a mark is reached."""
-        self._services.activity.leave()
+        self._services.activity.leave(work)
         self._call_soon(functools.partial(finished, code))
 
     def free(self, block: Block) -> list[SessionStream]:
         """Free a block behind all work of its device, as cudaFree does; returns the stream on
         which that happens."""
         legacy = self.streams.legacy(block.device)
-        self.streams.join(legacy, self.streams.of(block.device))
+        self.streams.join(legacy, self.streams.all())  # of all devices: copies cross them
         block.device.free(block.address, legacy.handle)
+        self.blocks.remove(block)
         return [legacy]
+
+    def take_back(self, block: Block) -> None:
+        """Free a block that the client never heard of; one that can't be freed is kept aside."""
+        try:
+            self.free(block)
+        except DeviceError as exc:
+            log.warning("a block of %d bytes stays: %s", block.size, exc)
 
     def free_blocks(self) -> None:
         """Free all device memory behind the work that uses it."""
         for block in self.blocks.all():
-            self.free(self.blocks.remove(block.address))
+            self.take_back(block)
 
     def destroy(self) -> None:
         """Give back pools, streams and the bounce buffer; all work is done."""

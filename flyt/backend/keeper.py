@@ -24,6 +24,7 @@ from flyt.backend.orders import (
     TO_KEEPER,
     Format,
     Formatted,
+    Free,
     Leave,
     Owned,
     Reclaim,
@@ -77,12 +78,18 @@ class Keeper:
         self._table.format(self._geometry, epoch)
 
     def reclaim(self, runs: Sequence[Run]) -> None:
-        """Quarantine, zero and free these frames, whatever the table says about them."""
+        """Quarantine and zero these frames, whatever the table says about them."""
         frame_runs.check(runs, self._geometry.page_count)
         for frame in frame_runs.frames_of(runs):
             self._table.set_state(frame, FrameState.QUARANTINED)
             self._zero(frame)
-            self._table.set_state(frame, FrameState.FREE)
+
+    def free(self, runs: Sequence[Run]) -> None:
+        """Set frames FREE that were reclaimed, and that the ledger has let go of."""
+        frame_runs.check(runs, self._geometry.page_count)
+        for frame in frame_runs.frames_of(runs):
+            if self._table.state(frame) == FrameState.QUARANTINED:
+                self._table.set_state(frame, FrameState.FREE)
 
     def report(self) -> Owned:
         """The first `REPORT_LIMIT` frames that are not FREE, forged states among them."""
@@ -111,6 +118,8 @@ def serve(keeper: Keeper, channel: Channel, parent: int, zeroed: bool) -> int:
                 case Reclaim():
                     keeper.reclaim(order.frames)
                     channel.send(Reclaimed(0, order.request))
+                case Free():
+                    keeper.free(order.frames)
                 case Sweep():
                     channel.send(keeper.report())
                 case Leave():

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from flyt.backend.blocks import Block
-from flyt.backend.registry import locate
 from flyt.errors import DeviceError, ProtocolError
 from flyt.rpc import messages as m
 from flyt.shm import memory
@@ -37,42 +36,61 @@ def malloc(session: Session, command: m.Malloc, _: list[bytes]) -> None:
                 2, f"more than {MAX_ASIDE} device addresses were in use in the client"
             )
     # Not the legacy stream: cudaMalloc does not wait for what the program has in flight.
-    stream = holdings.streams.own(device)
+    stream, pool = holdings.streams.own(device), holdings.pool(device)
     holdings.blocks.reserve(command.size)
     try:
-        address = device.allocate(command.size, holdings.pool(device), stream.handle)
+        address = device.allocate(command.size, pool, stream.handle)
     except DeviceError:
         holdings.blocks.restore(command.size)
         raise
-    holdings.blocks.add(Block(address, command.size, device))
-    # CUDA does not clear memory, so another session's bytes would show.
-    device.fill(address, 0, command.size, stream.handle)
-    session.complete(command.id, [stream], [address])
+    block = Block(address, command.size, device)
+    holdings.blocks.add(block)
+
+    def done(code: int) -> None:
+        if not code:
+            session.answer(command.id, 0, [address])
+            return
+        session.fail(command.id, DeviceError(code, "new memory could not be cleared"))
+        holdings.take_back(block)
+
+    try:
+        # CUDA does not clear memory, so another session's bytes would show.
+        device.fill(address, 0, command.size, stream.handle)
+    except DeviceError:
+        holdings.take_back(block)
+        raise
+    holdings.when_done([stream], done)
 
 
 def free(session: Session, command: m.Free, _: list[bytes]) -> None:
-    block = session.holdings.blocks.remove(command.address)
-    streams = session.holdings.free(block)
-    session.holdings.blocks.restore(block.size)
-    session.complete(command.id, streams)
+    block = session.holdings.blocks.start(command.address)
+    session.complete(command.id, session.holdings.free(block))
+
+
+def _located(session: Session, command: m.CopyIn | m.CopyOut) -> int:
+    """The address of the window bytes that a copy names."""
+    registry = session.services.registry
+    return registry.locate(session.id, command.pid, command.index, command.size)
 
 
 def copy_in(session: Session, command: m.CopyIn, _: list[bytes]) -> None:
-    source = locate(session.entry, command.pid, command.index, command.size)
-    session.holdings.blocks.find(command.address, command.size)
-    _copy(session, command, command.address, source)
+    source = _located(session, command)
+    block = session.holdings.blocks.find(command.address, command.size)
+    _copy(session, command, command.address, source, [block])
 
 
 def copy_out(session: Session, command: m.CopyOut, _: list[bytes]) -> None:
-    destination = locate(session.entry, command.pid, command.index, command.size)
-    session.holdings.blocks.find(command.address, command.size)
-    _copy(session, command, destination, command.address)
+    destination = _located(session, command)
+    block = session.holdings.blocks.find(command.address, command.size)
+    _copy(session, command, destination, command.address, [block])
 
 
 def copy_on(session: Session, command: m.CopyOn, _: list[bytes]) -> None:
-    session.holdings.blocks.find(command.source, command.size)
-    session.holdings.blocks.find(command.destination, command.size)
-    _copy(session, command, command.destination, command.source)
+    blocks = [
+        session.holdings.blocks.find(address, command.size)
+        for address in (command.source, command.destination)
+    ]
+    _copy(session, command, command.destination, command.source, blocks)
 
 
 def _copy(
@@ -80,11 +98,15 @@ def _copy(
     command: m.CopyIn | m.CopyOut | m.CopyOn,
     destination: int,
     source: int,
+    blocks: list[Block],
 ) -> None:
     """Put a copy between checked addresses on the command's stream."""
     streams = session.holdings.streams
     stream = streams.get(command.stream)
-    stream.device.copy(destination, source, command.size, streams.use(stream))
+    handle = streams.use(stream)
+    others = streams.across(stream, {block.device for block in blocks})
+    stream.device.copy(destination, source, command.size, handle)
+    streams.behind(others, stream)
     session.complete(command.id, [stream])
 
 

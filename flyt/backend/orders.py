@@ -132,9 +132,16 @@ class Format:
 
 @dataclass(frozen=True, slots=True)
 class Reclaim:
-    """Quarantine, zero and free these frames; answered by `Reclaimed`."""
+    """Quarantine and zero these frames; answered by `Reclaimed`, followed by `Free`."""
 
     request: U64
+    frames: Runs
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Set these frames FREE: they were reclaimed, and the ledger has let go of them."""
+
     frames: Runs
 
 
@@ -164,7 +171,7 @@ class Owned:
     """Same length: the owner that the table names for each frame."""
 
 
-KEEPER_ORDERS = {1: Format, 2: Reclaim, 3: Sweep, 4: Leave}
+KEEPER_ORDERS = {1: Format, 2: Reclaim, 3: Sweep, 4: Leave, 5: Free}
 KEEPER_WORDS = {1: Formatted, 2: Reclaimed, 3: Owned}
 WORKER_ORDERS[5] = Reclaimed
 

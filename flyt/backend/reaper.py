@@ -11,10 +11,11 @@ from __future__ import annotations
 import collections
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from flyt.backend.devices.base import Device
-from flyt.errors import DeviceError
+from flyt.errors import DeviceError, FlytError
 
 log = logging.getLogger(__name__)
 
@@ -22,27 +23,44 @@ _RECHECK_SECONDS = 0.05
 """A lost wake-up costs at most this; the condition is notified in every other case."""
 
 
+PATIENCE = 20
+"""Looks, a twentieth of a second apart, before short work of others holds up nothing any more."""
+
+SHORT_WORK_SECONDS = 0.05
+"""A copy of 2 GiB; that long an unregistering may hold up the other sessions."""
+
+
 class Activity:
-    """Counts the work that sessions of a worker have in flight."""
+    """The work that sessions of a worker have in flight."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
-        self._count = 0
+        self._started: dict[int, float] = {}  # in the order in which it was begun
+        self._next = 0
 
-    def enter(self) -> None:
+    def enter(self) -> int:
+        """Work begins; the number is for `leave`."""
         with self._condition:
-            self._count += 1
+            self._next += 1
+            self._started[self._next] = time.monotonic()
+            return self._next
 
-    def leave(self) -> None:
+    def leave(self, number: int) -> None:
         with self._condition:
-            self._count -= 1
-            if self._count == 0:
+            del self._started[number]
+            if not self._started:
                 self._condition.notify_all()
 
     def wait_idle(self, seconds: float) -> bool:
         """Whether nothing is in flight, waiting for that at most ``seconds``."""
         with self._condition:
-            return self._condition.wait_for(lambda: self._count == 0, seconds)
+            return self._condition.wait_for(lambda: not self._started, seconds)
+
+    def oldest(self) -> float:
+        """Seconds that the oldest work in flight has taken so far; 0 if there is none."""
+        with self._condition:
+            first = next(iter(self._started.values()), None)
+        return 0.0 if first is None else time.monotonic() - first
 
 
 class Reaper(threading.Thread):
@@ -56,6 +74,7 @@ class Reaper(threading.Thread):
         )
         self._wake = threading.Condition()
         self._leaving = False
+        self._patience = PATIENCE
 
     def take(self, device: Device | None, address: int, done: Callable[[], None]) -> None:
         """Unregister ``address`` on ``device`` at a quiet moment, then call ``done`` to unmap.
@@ -73,7 +92,7 @@ class Reaper(threading.Thread):
                 self._wake.wait_for(lambda: self._items or self._leaving)
                 if self._leaving:
                     return
-            if not self._activity.wait_idle(_RECHECK_SECONDS):
+            if not self._quiet():
                 continue
             device, address, done = self._items.popleft()
             try:
@@ -81,7 +100,24 @@ class Reaper(threading.Thread):
                     device.unregister(address)
             except DeviceError as exc:
                 log.warning("segment at %#x could not be unregistered: %s", address, exc)
-            done()
+            try:
+                done()
+            except FlytError as exc:
+                log.warning("segment at %#x could not be unmapped: %s", address, exc)
+
+    def _quiet(self) -> bool:
+        """Whether to unregister now: nobody works, or all that is in flight is short anyway.
+
+        A worker that is never idle would else keep every segment for ever. Work that has taken
+        long already may take an hour more, so that is waited for.
+        """
+        if self._activity.wait_idle(_RECHECK_SECONDS):
+            return True
+        self._patience -= 1
+        if self._patience > 0 or self._activity.oldest() > SHORT_WORK_SECONDS:
+            return False
+        self._patience = PATIENCE
+        return True
 
     def leave(self) -> None:
         """End the thread; what is left goes with the process."""

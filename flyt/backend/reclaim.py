@@ -18,6 +18,7 @@ from flyt.backend.orders import (
     TO_KEEPER,
     Format,
     Formatted,
+    Free,
     Leave,
     Owned,
     Reclaim,
@@ -31,11 +32,12 @@ from flyt.shm.runs import Run
 
 log = logging.getLogger(__name__)
 
-IN_FLIGHT = 8
+IN_FLIGHT = 2
 """Reclaims that the keeper has at once: it is never idle, and its socket never full."""
 
-PART_BYTES = 256 << 20
-"""A larger job is done in parts of this size, so that a dying keeper repeats little."""
+PART_BYTES = 32 << 20
+"""A larger job is done in parts of this size, in turn with others: one client's cudaFreeHost does
+not wait until all the memory of a dead one is zeroed."""
 
 PART_RUNS = 4096
 """Runs in one Reclaim: well below the limit of a message."""
@@ -55,7 +57,7 @@ LEAVE_LIMIT = 2.0
 
 @dataclasses.dataclass(slots=True)
 class _Job:
-    runs: tuple[Run, ...]
+    parts: collections.deque[tuple[Run, ...]]
     left: int
     then: Callable[[], None]
 
@@ -80,7 +82,7 @@ class Reclaimer:
         self._log_level = log_level
         self._keeper: Child | None = None
         self._requests = itertools.count(1)
-        self._waiting: collections.deque[tuple[tuple[Run, ...], _Job]] = collections.deque()
+        self._waiting: collections.deque[_Job] = collections.deque()
         self._in_flight: dict[int, tuple[tuple[Run, ...], _Job]] = {}
         self._deaths: collections.deque[float] = collections.deque(maxlen=RESTARTS + 1)
         self._formatted: str | None = None
@@ -149,30 +151,44 @@ class Reclaimer:
             return
         self._deaths.append(time.monotonic())
         if not self._served.is_whole():
+            self._abandon()
             return
         if len(self._deaths) > RESTARTS and self._deaths[-1] - self._deaths[0] < RESTART_WINDOW:
             self._served.give_up(f"its keeper died {len(self._deaths)} times, last with {reason}")
+            self._abandon()
             return
         log.warning("the keeper ended with %s; starting another", reason)
-        self._waiting.extendleft(reversed(self._in_flight.values()))
+        for part, job in self._in_flight.values():
+            if not job.parts:
+                self._waiting.append(job)
+            job.parts.append(part)
         self._in_flight.clear()
         self._sweeping = False
         try:
             self._launch()
         except OSError as exc:
             self._served.give_up(f"can't start another keeper: {exc.strerror}")
+            self._abandon()
         self._feed()
+
+    def _abandon(self) -> None:
+        """No keeper any more: the frames stay out of use, but nobody waits for them."""
+        jobs = {id(job): job for job in self._waiting}
+        jobs.update((id(job), job) for _, job in self._in_flight.values())
+        self._waiting.clear()
+        self._in_flight.clear()
+        for job in jobs.values():
+            job.then()
 
     # --- work ---
 
     def submit(self, runs: Sequence[Run], then: Callable[[], None]) -> None:
         """Reclaim what the ledger counts as being reclaimed; drop it there, then call ``then``."""
         parts = list(_parts(runs, max(1, PART_BYTES // self._served.geometry.page_size)))
-        if not parts:
+        if not parts or self._keeper is None:
             then()
             return
-        job = _Job(tuple(runs), len(parts), then)
-        self._waiting.extend((part, job) for part in parts)
+        self._waiting.append(_Job(collections.deque(parts), len(parts), then))
         self._feed()
 
     def sweep(self) -> None:
@@ -184,7 +200,11 @@ class Reclaimer:
     def _feed(self) -> None:
         while self._keeper is not None and self._waiting and len(self._in_flight) < IN_FLIGHT:
             request = next(self._requests)
-            self._in_flight[request] = part, _ = self._waiting.popleft()
+            job = self._waiting.popleft()
+            part = job.parts.popleft()
+            if job.parts:
+                self._waiting.append(job)
+            self._in_flight[request] = part, job
             self._send(Reclaim(request, part))
 
     def _send(self, order: Any) -> None:
@@ -202,10 +222,12 @@ class Reclaimer:
                 self._swept(message.frames)
 
     def _part_done(self, request: int) -> None:
-        _, job = self._in_flight.pop(request)  # ours by Child's channel: the keeper only echoes it
+        part, job = self._in_flight.pop(request)  # ours: the keeper only echoes it
+        # In this order: who sees FREE in the table must not be refused by the ledger.
+        self._ledger.reclaimed(part)
+        self._send(Free(part))
         job.left -= 1
         if not job.left:
-            self._ledger.reclaimed(job.runs)
             job.then()
         self._feed()
 

@@ -30,33 +30,31 @@ class Registry:
         self._lock = threading.Lock()
         self._entries: dict[int, Entry] = {}
 
-    def bind(self, session: int, pid: int, window: Window) -> Entry:
-        entry = Entry(pid, window)
+    def bind(self, session: int, pid: int, window: Window) -> None:
         with self._lock:
-            self._entries[session] = entry
-        return entry
+            self._entries[session] = Entry(pid, window)
 
     def drop(self, session: int) -> None:
         with self._lock:
             self._entries.pop(session, None)
 
+    def locate(self, session: int, pid: int, index: int, size: int) -> int:
+        """Address of ``[index, index + size)`` of a client's window.
 
-def locate(entry: Entry | None, pid: int, index: int, size: int) -> int:
-    """Address of ``[index, index + size)`` of a client's window.
-
-    Raises
-    ------
-    ProtocolError
-        No window is attached, or the pid is another process's.
-    DeviceError
-        cudaErrorInvalidValue when the range is not inside one segment (CUDA: a copy may not span
-        two registrations), or touches the control page.
-    """
-    if entry is None:
-        raise ProtocolError("a copy through the region was asked for, but no window is attached")
-    if pid != entry.pid:
-        raise ProtocolError(f"the command is for pid {pid}, the session belongs to pid {entry.pid}")
-    page_size = entry.window.geometry.page_size
-    if index < page_size or not entry.window.contains(index, size):
-        raise DeviceError(1, f"{size} bytes at index {index:#x} are not within one segment")
-    return entry.window.base + index
+        Raises
+        ------
+        ProtocolError
+            No window is attached, or the pid is another process's.
+        DeviceError
+            cudaErrorInvalidValue when the range is not inside one segment (CUDA: a copy may not
+            span two registrations), or touches the control page.
+        """
+        with self._lock:
+            entry = self._entries.get(session)
+        if entry is None:
+            raise ProtocolError("a copy through the region was asked for, but there is no window")
+        if pid != entry.pid:
+            raise ProtocolError(f"the command is for pid {pid}, the session is of pid {entry.pid}")
+        if index < entry.window.geometry.page_size or not entry.window.contains(index, size):
+            raise DeviceError(1, f"{size} bytes at index {index:#x} are not within one segment")
+        return entry.window.base + index

@@ -6,10 +6,12 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import zlib
 
 from flyt.backend.options import Options
 from flyt.errors import RegionError
 from flyt.shm.layout import MIN_PAGE_SIZE, Geometry
+from flyt.shm.locks import epoch_mark
 from flyt.shm.region import MIN_SIZE, Region, free_space, resolve
 from flyt.shm.runtime_dir import runtime_dir
 
@@ -59,15 +61,20 @@ class ServedRegion:
             raise
 
     def _make_lock_file(self) -> None:
-        self.lock_file = os.path.join(runtime_dir(), os.path.basename(self.region.path) + ".lock")
+        # Two regions of the same name in different folders must not share one.
+        mark = f"{zlib.crc32(os.fsencode(self.region.path)):08x}"
+        name = f"{os.path.basename(self.region.path)}.{mark}.lock"
+        self.lock_file = os.path.join(runtime_dir(), name)
         try:
-            flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC
-            os.close(os.open(self.lock_file, flags, 0o600))
-        except FileExistsError:
-            return  # of an earlier daemon; its clients may still hold frames there
+            # One of an earlier daemon is used again: its clients may still hold frames there.
+            self._made_lock_file = not os.path.exists(self.lock_file)
+            fd = os.open(self.lock_file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            try:
+                os.pwrite(fd, epoch_mark(self.epoch), 0)
+            finally:
+                os.close(fd)
         except OSError as exc:
             raise RegionError(f"can't make the lock file {self.lock_file}: {exc.strerror}") from exc
-        self._made_lock_file = True
 
     @property
     def survives(self) -> bool:

@@ -8,7 +8,7 @@ client waits for another.
 
 from __future__ import annotations
 
-import hmac
+import contextlib
 import logging
 import math
 import os
@@ -19,15 +19,15 @@ from collections.abc import Callable, Iterable
 import zmq
 
 from flyt.backend import memory_commands, stream_commands, window_commands
+from flyt.backend.admission import admits
 from flyt.backend.devices.codes import STICKY
 from flyt.backend.holdings import Holdings
 from flyt.backend.inbox import Inbox
 from flyt.backend.memory_commands import Stall
 from flyt.backend.orders import Closed, Granted, Open, Opened, Reclaimed
-from flyt.backend.registry import Entry
 from flyt.backend.services import Services
 from flyt.backend.streams import SessionStream
-from flyt.errors import ConfigurationError, DeviceError, ProtocolError, RegionError
+from flyt.errors import ConfigurationError, DeviceError, FlytError, ProtocolError, RegionError
 from flyt.rpc import messages as m
 from flyt.rpc.sockets import Incoming, Listener, Payload
 from flyt.shm.window import Window
@@ -40,6 +40,9 @@ ATTACH_SECONDS = 10.0
 FAREWELL_SECONDS = 0.5
 """How long a session that ends with words for its client keeps the socket: when a connection ends,
 the client's libzmq drops what was not read yet."""
+
+_MESSAGES_A_TURN = 64
+"""Messages taken before the thread looks at everything else: a stranger can flood the socket."""
 
 _CREDIT_STEP = m.CREDITS // 4
 """Credits are told in a message of their own when this many came together without a result."""
@@ -60,7 +63,7 @@ class Session(threading.Thread):
         self.pid = order.pid
         self._inbox = Inbox()
         self.holdings = Holdings(services, self._inbox.put, order.memory_limit)
-        self.entry: Entry | None = None
+        self.window: Window | None = None
         self.reserved: Window | None = None
         """The window of an ATTACH whose frames are not granted yet."""
         self.attached = False
@@ -115,8 +118,8 @@ class Session(threading.Thread):
                 heartbeat_ms=self.services.heartbeat_ms,
                 backlog=2 * m.CREDITS,
             )
-        except ConfigurationError as exc:
-            self.services.tell(Opened(self.id, 0, "", str(exc)))
+        except (ConfigurationError, zmq.ZMQError, OSError) as exc:
+            self.services.tell(Opened(self.id, 0, "", f"no socket for the session: {exc}"))
             self._inbox.close()
             return
         endpoint = self._listener.endpoint
@@ -160,12 +163,18 @@ class Session(threading.Thread):
         busy = False
         while True:
             (poller if self._held is None else stalled).poll(0 if busy else self._patience_ms())
-            self._drain_inbox()
+            self._inbox.run()
             if self._source in listener.gone():
                 raise Ended("the client's connection ended")
-            while self._held is None and (incoming := listener.receive()) is not None:
+            for _ in range(_MESSAGES_A_TURN):
+                if self._held is not None or (incoming := listener.receive()) is None:
+                    break
                 self._take(incoming)
             busy = self.holdings.look()
+            held, self._held = self._held, None
+            if held is not None:
+                self._execute(held)
+                busy = busy or self._held is None
 
     def _patience_ms(self) -> int | None:
         """How long to sleep at most: for ever once the client has attached."""
@@ -175,13 +184,6 @@ class Session(threading.Thread):
         if left <= 0:
             raise Ended(f"the client did not attach within {ATTACH_SECONDS:.0f} s")
         return int(left * 1000) + 1
-
-    def _drain_inbox(self) -> None:
-        if not self._inbox.run():
-            return
-        held, self._held = self._held, None
-        if held is not None:
-            self._execute(held)
 
     def _listening(self) -> Listener:
         if self._listener is None:
@@ -200,20 +202,7 @@ class Session(threading.Thread):
             self._send([m.REPLIES.encode(m.Credit(self._taken))])
 
     def _binds(self, incoming: Incoming) -> bool:
-        """Whether this message is the ATTACH that binds its connection to the session."""
-        if self._identity or not incoming.frames:
-            return False
-        try:
-            command = m.COMMANDS.decode(incoming.frames[0])
-        except ProtocolError:
-            return False
-        if not isinstance(command, m.Attach):
-            return False
-        if not hmac.compare_digest(command.token, self.order.token):
-            log.warning("session %016x: an ATTACH with a wrong token was dropped", self.id)
-            return False
-        if self.order.peer and str(incoming.peer.uid) != self.order.peer:
-            log.warning("session %016x: uid %d may not attach", self.id, incoming.peer.uid)
+        if self._identity or not admits(self.order, incoming):
             return False
         # Descriptors are used again: strangers that had this one before are settled first.
         self._listening().gone()
@@ -306,11 +295,12 @@ class Session(threading.Thread):
 
     def _release(self) -> None:
         """Wait for the session's own work, then give back all that it had. Safe to call twice."""
-        self._inbox_until_done()
-        self.holdings.free_blocks()
-        self._inbox_until_done()
-        self.holdings.destroy()
-        window_commands.release(self)
+        with contextlib.ExitStack() as steps:  # from the last to the first, whatever fails
+            steps.callback(window_commands.release, self)
+            steps.callback(self.holdings.destroy)
+            steps.callback(self._inbox_until_done)
+            steps.callback(self.holdings.free_blocks)
+            steps.callback(self._inbox_until_done)
 
     def _inbox_until_done(self) -> None:
         """Run what is left on the inbox until no work of this session is in flight.
@@ -332,6 +322,10 @@ class Session(threading.Thread):
                 self._inbox.run()
                 busy = self.holdings.look()
             except Ended:  # already ending: what is left runs all the same
+                self._inbox.put(_nothing)
+                busy = True
+            except FlytError as exc:  # likewise: an answer that fails must not leave work uncounted
+                log.warning("session %016x, ending: %s", self.id, exc)
                 self._inbox.put(_nothing)
                 busy = True
             if not (idle and self.holdings.waiting == 0):

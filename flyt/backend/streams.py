@@ -152,12 +152,29 @@ class StreamTable:
                 self._follow(stream, other)
                 other.fresh = False
 
+    def across(self, stream: SessionStream, devices: Iterable[Device]) -> list[SessionStream]:
+        """For work of a legacy stream that touches other devices: it waits for their legacy
+        streams, and `behind` makes those wait for it (CUDA: a peer copy is serialized with the
+        pending and future work of both devices)."""
+        if not stream.legacy:
+            return []
+        others = [self.legacy(d) for d in devices if d is not stream.device]
+        for other in others:
+            self.use(other)
+        self.join(stream, others)
+        return others
+
+    def behind(self, others: Iterable[SessionStream], stream: SessionStream) -> None:
+        """Later work of the others waits for what is on ``stream`` now."""
+        for other in others:
+            self._follow(other, stream)
+
     def _follow(self, stream: SessionStream, other: SessionStream) -> None:
         device = other.device
         stock = self._stock.setdefault(device.ordinal, [])
         event = stock.pop() if stock else device.create_event()
         device.record(event, other.handle)
-        device.wait_event(stream.handle, event)
+        stream.device.wait_event(stream.handle, event)
         stock.append(event)  # the wait has captured this record: it may be recorded again
 
     # --- events ---

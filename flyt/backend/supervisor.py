@@ -15,6 +15,7 @@ from typing import Any
 from flyt.backend.grants import FrameDesk
 from flyt.backend.handshakes import NO_DEVICE, Handshakes
 from flyt.backend.ledger import Ledger
+from flyt.backend.limits import raise_descriptor_limit
 from flyt.backend.listening import Doors
 from flyt.backend.loop import EventLoop
 from flyt.backend.options import Options
@@ -87,6 +88,7 @@ class Supervisor:
         FlytError
             When the daemon can't start; nothing is left behind.
         """
+        raise_descriptor_limit()
         signals = StopSignals(self._loop, self._stop)
         try:
             self._start()

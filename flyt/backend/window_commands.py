@@ -14,24 +14,20 @@ from flyt.backend.orders import Granted, Reclaimed, Request, Returned
 from flyt.errors import AddressTaken, DeviceError, ProtocolError, RegionError
 from flyt.rpc import messages as m
 from flyt.shm import layout, memory, runs
-from flyt.shm.window import Window
+from flyt.shm.window import END_OF_BASES, LOWEST_BASE, MAX_RESERVE, Window
 
 if TYPE_CHECKING:
     from flyt.backend.session import Session
 
 MEMORY_ALLOCATION = 2
 
-LOWEST_BASE = 0x1000_0000_0000
-HIGHEST_END = 0x2000_0000_0000
-"""Windows lie between these addresses; emulated device memory begins above."""
-
-LARGEST_RESERVE = 1 << 40
-"""A window's address range is at most 1 TiB; 16 TiB lie between the bounds above."""
-
 Runs = tuple[tuple[int, int], ...]
 
 
 def attach(session: Session, command: m.Attach, _: list[bytes]) -> None:
+    if command.inline and session.window is not None:
+        _detach(session, command)
+        return
     if session.attached or session.reserved is not None:
         raise ProtocolError("a second ATTACH")
     if command.inline:
@@ -63,17 +59,26 @@ def attach(session: Session, command: m.Attach, _: list[bytes]) -> None:
         raise
 
 
+def _detach(session: Session, command: m.Attach) -> None:
+    """The client does not see our word in the control page: it goes on without a window."""
+    window = _window(session)
+    tables = [window.table(vpn) for vpn in window.segments]
+    release(session)
+    table = tuple(run for one in tables if one is not None for run in one)
+    _return(session, table, lambda _: session.answer(command.id))
+
+
 def _reserve(session: Session, command: m.Attach) -> Window | None:
     """The window's address range in this process; None when it is taken."""
     if session.services.region is None:
         raise ProtocolError("the client attaches a region, but this backend serves without one")
     descriptor, geometry = session.services.region
     aligned = command.base % geometry.page_size == 0 == command.reserve % geometry.page_size
-    inside = LOWEST_BASE <= command.base <= command.base + command.reserve <= HIGHEST_END
-    if not (aligned and inside and 0 < command.reserve <= LARGEST_RESERVE):
+    inside = LOWEST_BASE <= command.base <= command.base + command.reserve <= END_OF_BASES
+    if not (aligned and inside and 0 < command.reserve <= MAX_RESERVE):
         raise ProtocolError(
             f"a window of {command.reserve:#x} bytes at {command.base:#x}: it must be page-aligned "
-            f"and lie between {LOWEST_BASE:#x} and {HIGHEST_END:#x}"
+            f"and lie between {LOWEST_BASE:#x} and {END_OF_BASES:#x}"
         )
     pages = runs.length(command.table)
     if not 2 <= pages <= command.reserve // geometry.page_size:
@@ -86,7 +91,7 @@ def _reserve(session: Session, command: m.Attach) -> Window | None:
 
 def _map_and_prove(session: Session, command: m.Attach, window: Window) -> None:
     """Map the page table, check that both sides see the same memory, register the staging area."""
-    control, staging = _split_first(command.table)
+    control, staging = runs.split_first(command.table)
     page = window.map(0, control)
     seen = memory.load_word(page + layout.FRONTEND_PROOF)
     if seen != command.proof:
@@ -108,7 +113,8 @@ def _map_and_prove(session: Session, command: m.Attach, window: Window) -> None:
         window.close()
         _return(session, command.table, lambda _: session.fail(command.id, error))
         return
-    session.entry = session.services.registry.bind(session.id, session.pid, window)
+    session.window = window
+    session.services.registry.bind(session.id, session.pid, window)
     session.attached = True
     session.answer(command.id, 0, [session.proof])
 
@@ -126,13 +132,6 @@ def _map_registered(session: Session, window: Window, vpn: int, table: Runs) -> 
         window.unmap(vpn)
         return exc
     return None
-
-
-def _split_first(table: Runs) -> tuple[Runs, Runs]:
-    """The run of the first page, and the runs of all the others."""
-    first, count = table[0]
-    rest = ((first + 1, count - 1),) if count > 1 else ()
-    return ((first, 1),), (*rest, *table[1:])
 
 
 def grow(session: Session, command: m.Grow, _: list[bytes]) -> None:
@@ -191,13 +190,14 @@ def release(session: Session) -> None:
     if session.reserved is not None:  # an ATTACH that was not granted any more
         session.reserved.close()
         session.reserved = None
-    entry, session.entry = session.entry, None
-    if entry is None:
+    window, session.window = session.window, None
+    if window is None:
         return
-    for vpn in list(entry.window.segments):
-        if vpn:
-            _reap(session, entry.window, vpn, entry.window.retire(vpn))
-    session.services.reaper.take(None, 0, entry.window.close)
+    session.services.registry.drop(session.id)
+    for vpn in list(window.segments):
+        if vpn and window.table(vpn) is not None:  # else the reaper has it already
+            _reap(session, window, vpn, window.retire(vpn))
+    session.services.reaper.take(None, 0, window.close)
 
 
 def _reap(session: Session, window: Window, vpn: int, address: int) -> None:
@@ -207,9 +207,9 @@ def _reap(session: Session, window: Window, vpn: int, address: int) -> None:
 
 
 def _window(session: Session) -> Window:
-    if session.entry is None:
+    if session.window is None:
         raise ProtocolError("GROW or SHRINK without an attached window")
-    return session.entry.window
+    return session.window
 
 
 def _request(session: Session, table: Runs, then: Callable[[Granted | Reclaimed], None]) -> None:

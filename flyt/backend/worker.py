@@ -22,6 +22,7 @@ import time
 from flyt.backend.channel import Channel, ChannelClosed
 from flyt.backend.devices import open_devices, versions
 from flyt.backend.devices.base import Device
+from flyt.backend.limits import raise_descriptor_limit
 from flyt.backend.orders import (
     FROM_WORKER,
     TO_WORKER,
@@ -126,10 +127,7 @@ class Worker:
     def _obey(self, order: object) -> None:
         match order:
             case Open():
-                session = Session(self._services, order)
-                with self._lock:
-                    self._sessions[order.session] = session
-                session.start()
+                self._open(order)
             case Granted() | Reclaimed():
                 with self._lock:
                     target = self._sessions.get(order.session)
@@ -140,6 +138,15 @@ class Worker:
                     target = self._sessions.get(order.session)
                 if target is not None:
                     target.end(order.reason)
+
+    def _open(self, order: Open) -> None:
+        try:
+            session = Session(self._services, order)
+            with self._lock:
+                self._sessions[order.session] = session
+            session.start()
+        except (OSError, RuntimeError) as exc:  # no descriptor or no thread is left
+            self._tell(Opened(order.session, 0, "", f"no room for another session: {exc}"))
 
     def _all(self) -> list[Session]:
         with self._lock:
@@ -229,6 +236,7 @@ def main() -> int:
     logging.basicConfig(
         level=arguments.log_level, format="flyt-worker[%(process)d] %(levelname)s %(message)s"
     )
+    raise_descriptor_limit()
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C reaches the whole group; the supervisor leads
@@ -246,7 +254,7 @@ def main() -> int:
         worker = Worker(channel, devices, arguments)
         channel.send(Ready(snapshot))
         return worker.serve(arguments.parent_pidfd)
-    except SessionLost:
+    except (SessionLost, ChannelClosed):
         return 1
 
 

@@ -66,10 +66,12 @@ def to_device(array: Any, stream: SupportsInt | None = None) -> DeviceArray:
         source, order = np.array(source, order="C", copy=True), "C"
     made = DeviceArray(source.shape, source.dtype, order)
     try:
-        made._fill_from(source, stream)
+        _copy(made.ptr, source, made.nbytes, H2D, stream)
     except BaseException:
         made.close()
         raise
+    if stream is not None:
+        made.stream = stream
     return made
 
 
@@ -92,6 +94,9 @@ class DeviceArray(Owned):
     nbytes : int
     device : int
         The thread's current device when it was made.
+    stream : Stream or int or cudaStream_t or None
+        Whose work another user of the memory has to wait for: the stream that filled it. Yours to
+        set when another one writes to it.
 
     Notes
     -----
@@ -114,7 +119,7 @@ class DeviceArray(Owned):
         self.order: Order = order
         self.nbytes = math.prod(self.shape) * kind.itemsize
         self.device = thread.device
-        self._stream: SupportsInt | None = Stream.default
+        self.stream: SupportsInt | None = Stream.default
         super().__init__(checked(cudaMalloc(self.nbytes)), _free)
 
     @property
@@ -162,17 +167,14 @@ class DeviceArray(Owned):
         """
         target = self._new() if out is None else self._writable(out)
         packed = target if self._lies_alike(target) else self._new()
-        if stream is None:
-            checked(cudaMemcpy(packed, self.ptr, self.nbytes, D2H))
-        else:
-            checked(cudaMemcpyAsync(packed, self.ptr, self.nbytes, D2H, int(stream)))
+        _copy(packed, self.ptr, self.nbytes, D2H, stream)
         if packed is not target:
             target[...] = packed
         return target
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Version 3; ``stream`` is the one that filled the array."""
+        """Version 3; names the array's ``stream``."""
         return {
             "version": 3,
             "shape": self.shape,
@@ -186,17 +188,10 @@ class DeviceArray(Owned):
 
     def _ordering_stream(self) -> int | None:
         """The stream to wait for; None once nothing is left to wait for."""
-        if isinstance(self._stream, Stream) and self._stream.closed:
+        if isinstance(self.stream, Stream) and self.stream.closed:
             checked(cudaDeviceSynchronize())  # its work may still run, and it has no name any more
-            self._stream = None
-        return None if self._stream is None else int(self._stream) or LEGACY
-
-    def _fill_from(self, source: Array, stream: SupportsInt | None) -> None:
-        if stream is None:
-            checked(cudaMemcpy(self.ptr, source, self.nbytes, H2D))
-        else:
-            checked(cudaMemcpyAsync(self.ptr, source, self.nbytes, H2D, int(stream)))
-            self._stream = stream
+            self.stream = None
+        return None if self.stream is None else int(self.stream) or LEGACY
 
     def _new(self) -> Array:
         return np.empty(self.shape, self.dtype, self.order)
@@ -220,6 +215,13 @@ class DeviceArray(Owned):
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"ptr={self._handle:#x}"
         return f"DeviceArray(shape={self.shape}, dtype={self.dtype}, order={self.order!r}, {state})"
+
+
+def _copy(dst: Any, src: Any, count: int, kind: Any, stream: SupportsInt | None) -> None:
+    if stream is None:
+        checked(cudaMemcpy(dst, src, count, kind))
+    else:
+        checked(cudaMemcpyAsync(dst, src, count, kind, int(stream)))
 
 
 def _free(session: Session, address: int) -> None:

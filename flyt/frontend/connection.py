@@ -1,41 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """The session's connection: sending commands, waiting for answers, noticing the end.
 
-One lock covers tables and sending; nobody holds it while waiting. Among the threads that wait, one
-leads: it polls the socket for all, and hands over when its own answer is there.
+One lock covers tables and sending; nobody holds it while waiting (`flyt.frontend.waiting`).
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import os
-import select
-import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import zmq
 
 from flyt.errors import CommandTimeout, DeviceError, ProtocolError
-from flyt.frontend.inflight import InflightTable, Pending
+from flyt.frontend.inflight import Command, InflightTable, Pending
 from flyt.frontend.lost import DEVICES_UNAVAILABLE, Lost
+from flyt.frontend.shield import ShieldedLock
 from flyt.frontend.streams import Event, Stream
+from flyt.frontend.waiting import WaitingRoom
 from flyt.rpc import messages as m
 from flyt.rpc.endpoints import Endpoint
-from flyt.rpc.patience import Deadline, spin_seconds
+from flyt.rpc.patience import Deadline
 from flyt.rpc.sockets import Dialer, Payload
 
 SILENT_LIMITS = 2
 """The backend counts as stuck after this many heartbeat limits without an answer to a PING. Its
 connection is alive then (libzmq answers heartbeats), but its session thread is not."""
-
-
-class Command(Protocol):
-    """Any message of `flyt.rpc.messages` that a session answers."""
-
-    @property
-    def id(self) -> int: ...
 
 
 class Connection:
@@ -58,23 +51,25 @@ class Connection:
         heartbeat_ms: int,
         window: int,
     ) -> None:
-        self.lock = threading.RLock()
+        self.lock = ShieldedLock()
         self.inflight = InflightTable()
         self.lost: Lost | None = None
         self._dialer = Dialer(context, endpoint, heartbeat_ms=heartbeat_ms)
-        self._limit = max(heartbeat_ms, 1000) / 1000
-        self._step = min(self._limit / 4, 1.0)
+        self._limit = max(heartbeat_ms, 1000) / 1000 if heartbeat_ms else math.inf
         self._credits = window
         self._sent = self._taken = 0
         self.calls = self.posts = 0
         self._deferred: DeviceError | None = None
-        self._leading = False
         self._heard = time.monotonic()
         self._pinged = 0.0
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._poll = select.poll()
-        for descriptor in (*self._dialer.filenos(), self._wake):
-            self._poll.register(descriptor, select.POLLIN)
+        self._room = WaitingRoom(
+            self.lock,
+            self.inflight,
+            self._dialer.filenos(),
+            step=min(self._limit / 4, 1.0),
+            look=self._look,
+            drain=self._drain,
+        )
         self._closed = False
 
     # --- sending ---
@@ -90,6 +85,7 @@ class Connection:
         posted: bool = False,
         stream: Stream | None = None,
         event: Event | None = None,
+        sent: list[Pending] | None = None,
     ) -> Pending:
         """Send one command, in order with all others of the session.
 
@@ -105,6 +101,9 @@ class Connection:
             The command becomes the last one of this stream.
         event : Event, optional
             The command is the last record of this event.
+        sent : list of Pending, optional
+            Gets the command before it goes out: so that who is interrupted (Ctrl-C) in here can
+            tell whether it is on its way.
 
         Raises
         ------
@@ -115,11 +114,15 @@ class Connection:
             with self.lock:
                 self._check()
                 if self._sent - self._taken < self._credits:
-                    pending = self._send(make, size, pages, payload, finish, posted)
+                    pending = self._made(make, size, pages)
+                    pending.finish, pending.posted = finish, posted
                     if stream is not None:
                         stream.last = pending
                     if event is not None:
                         event.record = pending
+                    if sent is not None:
+                        sent.append(pending)
+                    self._send(pending, payload)
                     return pending
                 mark = self._taken
             self._wait(functools.partial(self._moved, mark), None)
@@ -127,19 +130,16 @@ class Connection:
     def _moved(self, mark: int) -> bool:
         return self._taken != mark
 
-    def _send(
-        self,
-        make: Callable[[int], Command],
-        size: int,
-        pages: tuple[int, int],
-        payload: Payload | None,
-        finish: Callable[[Pending], None] | None,
-        posted: bool,
+    def _made(
+        self, make: Callable[[int], Command], size: int = 0, pages: tuple[int, int] = (0, 0)
     ) -> Pending:
         command = make(self.inflight.next_id())
         pending = Pending(command.id, type(command).__name__, size, pages)
-        pending.finish, pending.posted = finish, posted
-        frames: list[Payload] = [m.COMMANDS.encode(command)]
+        pending.wire = m.COMMANDS.encode(command)
+        return pending
+
+    def _send(self, pending: Pending, payload: Payload | None = None) -> None:
+        frames: list[Payload] = [pending.wire]
         if payload is not None:
             frames.append(payload)
         if not len(self.inflight):
@@ -150,13 +150,12 @@ class Connection:
             self._lose(DEVICES_UNAVAILABLE, "the connection to the backend ended")
             self._check()
         self._sent += 1
-        if posted:
+        if pending.posted:
             self.posts += 1
         else:
             self.calls += 1
         if self._dialer.readable():  # a send may swallow the wake-up of what has come meanwhile
             self._drain()
-        return pending
 
     def call(self, make: Callable[[int], Command], **details: Any) -> Pending:
         """Send a command and wait for its answer.
@@ -203,40 +202,15 @@ class Connection:
         return pending.done
 
     def _wait(self, ready: Callable[[], bool], pending: Pending | None) -> None:
-        while True:
-            with self.lock:
-                self._drain()
-                if ready():
-                    return
-                self._check()
-                self._watch()
-                leads = not self._leading
-                if leads:
-                    self._leading = True
-                elif pending is not None and pending.event is None:
-                    pending.event = threading.Event()
-            if leads:
-                self._lead()
-            elif pending is not None and pending.event is not None:
-                pending.event.wait(self._step)
-                pending.event.clear()
-            else:
-                time.sleep(0.001)  # out of credits while another thread leads: it drains for us
+        self._room.wait(ready, pending)
 
-    def _lead(self) -> None:
-        until = time.monotonic() + spin_seconds()
-        try:
-            while time.monotonic() < until:
-                if self._poll.poll(0):
-                    return
-            self._poll.poll(self._step * 1000)
-        finally:
-            with self.lock:
-                self._leading = False
-                self._drain()
-                heir = self.inflight.waiting()
-                if heir is not None and heir.event is not None:
-                    heir.event.set()
+    def _look(self, ready: Callable[[], bool]) -> bool:
+        self._drain()
+        if ready():
+            return True
+        self._check()
+        self._watch()
+        return False
 
     def _watch(self) -> None:
         """A backend that is connected but says nothing is asked, and given up after a while."""
@@ -253,7 +227,9 @@ class Connection:
             raise CommandTimeout(text)
         if now - self._pinged > self._limit:
             self._pinged = now
-            self._send(m.Ping, 0, (0, 0), None, None, True)
+            ping = self._made(m.Ping)
+            ping.posted = True
+            self._send(ping)
 
     # --- receiving, under the lock ---
 
@@ -267,18 +243,9 @@ class Connection:
             self._dispatch(frames)
         if heard:
             self._heard = time.monotonic()
-            if self._leading:
-                os.eventfd_write(self._wake, 1)
-        elif not self._leading:  # a leader that still sleeps must find its wake-up
-            self._clear_wake()
+            self._room.stir()
         if self._dialer.lost is not None and self.lost is None:
             self._lose(DEVICES_UNAVAILABLE, self._dialer.lost)
-
-    def _clear_wake(self) -> None:
-        try:
-            os.eventfd_read(self._wake)
-        except BlockingIOError:
-            return
 
     def _dispatch(self, frames: list[bytes]) -> None:
         try:
@@ -339,12 +306,12 @@ class Connection:
             self._lose(DEVICES_UNAVAILABLE, reason)
             self._closed = True
             self._dialer.close()
-            os.close(self._wake)
+            self._room.close()
 
     def forget_in_child(self) -> None:
         """After a fork, in the child: let go of the parent's connection without touching it."""
         self._closed = True
-        self.lock = threading.RLock()  # another thread of the parent may have held it
-        for descriptor in {self._dialer.descriptor, self._wake} - {-1}:
-            os.close(descriptor)
+        self.lock = ShieldedLock()  # another thread of the parent may have held it
+        self._dialer.close_in_child()
+        os.close(self._room.descriptor)
         self.lost = Lost(3, "this process was forked from one with a Flyt session")

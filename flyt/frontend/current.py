@@ -70,7 +70,11 @@ def connect(endpoint: str | None = None, region: str | None = None) -> Session:
             old.close()
         _again, _unavailable, _forked = None, None, False
         thread.device = 0
-        _session = Session(Settings.read(endpoint, region))
+        try:
+            _session = Session(Settings.read(endpoint, region))
+        except FlytError as exc:
+            _unavailable = f"{exc} (flyt.connect() tries again)"
+            raise
         return _session
 
 

@@ -7,7 +7,14 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
+
+
+class Command(Protocol):
+    """Any message of `flyt.rpc.messages` that a session answers."""
+
+    @property
+    def id(self) -> int: ...
 
 
 class Pending:
@@ -23,13 +30,15 @@ class Pending:
         Whether the session was lost before an answer came.
     done : bool
         Whether its answer is there; ``status``, ``values``, ``payload`` and ``text`` are it.
+    wire : bytes
+        The encoded command.
     finish : callable or None
         Run once, under the connection's lock, when the answer comes or the session is lost.
     """
 
     __slots__ = (
         "done", "ended", "event", "finish", "id", "issued", "name", "pages", "payload", "posted",
-        "size", "status", "text", "values",
+        "size", "status", "text", "values", "wire",
     )  # fmt: skip
 
     def __init__(self, number: int, name: str, size: int, pages: tuple[int, int]) -> None:
@@ -39,6 +48,7 @@ class Pending:
         self.pages = pages
         self.issued = time.monotonic()
         self.posted = False
+        self.wire = b""
         self.done = False
         self.ended = False
         self.status = 0

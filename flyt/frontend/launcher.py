@@ -76,7 +76,11 @@ def launch(options: str, deadline: Deadline) -> Launched:
     process: subprocess.Popen[bytes] | None = None
     try:
         process = subprocess.Popen(
-            command, env=environment, pass_fds=(answer, parent), stdin=subprocess.DEVNULL
+            command,
+            env=environment,
+            pass_fds=(answer, parent),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for this process; the pidfd ends that one
         )
         os.close(answer)
         answer = -1

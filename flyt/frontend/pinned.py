@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import ctypes
 import math
+import operator
 import weakref
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from flyt.frontend import current
+from flyt.frontend import current, leftovers
 from flyt.frontend.current import thread
 from flyt.frontend.session import Session
 
@@ -54,7 +55,7 @@ def pinned_empty(
     kind = np.dtype(dtype)
     if kind.hasobject:
         raise TypeError(f"{kind} holds Python objects; they can't live in shared memory")
-    dimensions = (shape,) if isinstance(shape, int) else tuple(shape)
+    dimensions = tuple(shape) if isinstance(shape, tuple | list) else (operator.index(shape),)
     size = math.prod(dimensions) * kind.itemsize
     session = current.current()
     if size <= 0:
@@ -69,6 +70,7 @@ def pinned_empty(
 
 def _drop(session: weakref.ref[Session], address: int) -> None:
     """Finalizers never send: the session's next call frees it."""
+    leftovers.drop(address)
     alive = session()
     if alive is not None and alive.arrays.pop(address, None) is not None:
         alive.garbage.append((Session.free_pinned, address))

@@ -31,6 +31,8 @@ class Reservations:
                 for reserved in fresh:
                     memory.release(reserved * GRANULE, GRANULE)
                 return False
+            # A forked child has a session of its own, if any, and the same device addresses.
+            memory.exclude_from_fork(granule * GRANULE, GRANULE)
             fresh.append(granule)
         for granule in granules:
             self._uses[granule] = self._uses.get(granule, 0) + 1

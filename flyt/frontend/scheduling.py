@@ -11,8 +11,8 @@ import struct
 from collections.abc import Callable, Iterable
 
 from flyt.errors import DeviceError, ProtocolError
-from flyt.frontend.connection import Command, Connection
-from flyt.frontend.inflight import Pending
+from flyt.frontend.connection import Connection
+from flyt.frontend.inflight import Command, Pending
 from flyt.frontend.streams import PER_THREAD, Event, Stream, StreamTable
 from flyt.rpc import messages as m
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import logging
 import os
 from collections.abc import Callable
 from types import TracebackType
@@ -18,20 +19,21 @@ from flyt.errors import (
     CommandTimeout,
     DeviceError,
     ProtocolError,
-    RegionError,
     SessionLost,
 )
+from flyt.frontend.attaching import attach
 from flyt.frontend.connection import Connection
 from flyt.frontend.greeting import greet
 from flyt.frontend.inflight import InflightCommand
 from flyt.frontend.launcher import Launched, launch
 from flyt.frontend.pointers import Allocation, Place, PointerMap, Space
-from flyt.frontend.reservations import Reservations
+from flyt.frontend.reservations import GRANULE, Reservations
 from flyt.frontend.scheduling import Scheduler
 from flyt.frontend.settings import Settings
 from flyt.frontend.staging import StagingSlots
 from flyt.frontend.statistics import Statistics
 from flyt.frontend.transfer import InlineWay, StagedWay, Transfers, Way
+from flyt.frontend.users import Users
 from flyt.frontend.window_memory import WindowMemory
 from flyt.rpc import messages as m
 from flyt.rpc.endpoints import Endpoint
@@ -39,7 +41,6 @@ from flyt.rpc.patience import Deadline
 from flyt.rpc.sockets import open_context
 from flyt.shm import memory
 from flyt.shm.copy import CopyEngine
-from flyt.shm.runtime_dir import runtime_dir
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -49,6 +50,8 @@ INVALID_DEVICE = 101
 
 ADDRESS_TRIES = 8
 """Device blocks that may collide with host memory of this process before cudaMalloc fails."""
+
+log = logging.getLogger("flyt")
 
 GOODBYE_SECONDS = 5.0
 """How long an orderly close waits for the backend to give everything back."""
@@ -84,8 +87,8 @@ class Session:
         self.arrays: dict[int, int] = {}
         """Address and size of the living arrays of `flyt.pinned_empty`."""
         self._engine = CopyEngine()
-        self._slot_size = 0
-        self._slot_count = 0
+        self._slots: StagingSlots | None = None
+        self._users = Users()
         self._closed = False
         self._kept: dict[int, bytes] = {}
         self._launched: Launched | None = None
@@ -107,11 +110,19 @@ class Session:
             )
             self._owned.callback(self._close_memory)
             self._owned.callback(self.connection.close)
-            way = self._attach(endpoint)
+            self.memory, self._slots = attach(
+                settings, endpoint, self.welcome, self.connection, self.counts
+            )
             undo.pop_all()
         self.scheduler = Scheduler(self.connection)
         self.transfers = Transfers(
-            self.connection, self.scheduler, way, self._engine, self.pid, self.counts
+            self.connection,
+            self.scheduler,
+            self._way(),
+            self._engine,
+            self._users,
+            self.pid,
+            self.counts,
         )
 
     # --- making it ---
@@ -126,46 +137,11 @@ class Session:
             endpoint = Endpoint.parse(self._launched.endpoint)
         return endpoint, deadline
 
-    def _attach(self, endpoint: Endpoint) -> Way:
-        """Attach with a window; inline where none can be shared, with a warning."""
-        try:
-            return self._attach_window(endpoint)
-        except RegionError as exc:
-            self._close_memory()
-            self.counts.fallback("fallback_inline", f"payloads travel inline, which is slow: {exc}")
-        self.connection.call(lambda number: m.Attach(number, self.welcome.token, True, 0, 0, (), 0))
-        return InlineWay(self.connection, self.welcome.inline_chunk, self.counts)
-
-    def _attach_window(self, endpoint: Endpoint) -> Way:
-        welcome = self.welcome
-        if not welcome.region:
-            raise RegionError("the backend serves without a region")
-        path = self.settings.region or welcome.region
-        if not (self.settings.region or endpoint.is_loopback()):
-            raise RegionError(
-                f"{endpoint} is another host: set FLYT_REGION to the region's path on this one"
-            )
-        lock_file = welcome.lock_file
-        if not os.path.isdir(os.path.dirname(lock_file)):  # another mount namespace or guest
-            lock_file = os.path.join(runtime_dir(), os.path.basename(lock_file))
-        self.memory = WindowMemory(path, welcome, lock_file)
-        count, size = self.settings.staging(welcome.region_size, welcome.page_size)
-        pages = max(2, -(-count * size // welcome.page_size))
-        self.memory.attach(self.connection, welcome.token, pages)
-        index, length = self.memory.staging
-        if length < pages * welcome.page_size:
-            self.counts.fallback(
-                "fallback_small_staging",
-                f"the region is nearly full: {length} bytes of staging instead of {count * size}",
-            )
-        slots = StagingSlots(self._base() + index, index, length, count, size)
-        self._slot_size, self._slot_count = slots.size, slots.count
-        return StagedWay(self.connection, slots, self._engine, self.pid, self.counts)
-
-    def _base(self) -> int:
-        if self.memory is None or self.memory.window is None:
-            raise RegionError("the session has no window")
-        return self.memory.window.base
+    def _way(self) -> Way:
+        """How pageable bytes get to the device and back."""
+        if self._slots is None:
+            return InlineWay(self.connection, self.welcome.inline_chunk, self.counts)
+        return StagedWay(self.connection, self._slots, self._engine, self.pid, self.counts)
 
     # --- facts ---
 
@@ -189,16 +165,17 @@ class Session:
 
     def statistics(self) -> dict[str, int]:
         """Counters of `flyt.frontend.statistics`, and the sizes the session works with (bytes)."""
-        window = self.memory.geometry.size if self.memory is not None else 0
+        region = self.memory.geometry.size if self.memory is not None else 0
+        count, size = (self._slots.count, self._slots.size) if self._slots is not None else (0, 0)
         return {
             **self.counts.snapshot(),
             "calls": self.connection.calls,
             "posts": self.connection.posts,
             "inflight": len(self.connection.inflight),
-            "slot_size": self._slot_size,
-            "slots": self._slot_count,
-            "window_size": self._slot_size * self._slot_count,
-            "region_size": window,
+            "slot_size": size,
+            "slots": count,
+            "window_size": size * count,
+            "region_size": region,
         }
 
     def place(self, address: int, size: int) -> Place:
@@ -212,7 +189,9 @@ class Session:
         """cudaMalloc of ``size`` > 0 bytes."""
         taken = 0
         for _ in range(ADDRESS_TRIES):
-            answer = self.connection.call(_malloc(device, size, taken))
+            # After a collision a whole granule: a smaller block would come from the same one.
+            wanted = max(size, GRANULE) if taken else size
+            answer = self.connection.call(_malloc(device, wanted, taken))
             if len(answer.values) != 1:
                 raise ProtocolError("the backend's answer to MALLOC holds no address")
             address = answer.values[0]
@@ -256,7 +235,8 @@ class Session:
             except MemoryError as exc:
                 raise DeviceError(MEMORY_ALLOCATION, str(exc)) from exc
         else:
-            address, index, vpn = self.memory.allocate(self.connection, size)
+            with self._users:
+                address, index, vpn = self.memory.allocate(self.connection, size)
         with self.connection.lock:
             self.pointers.add(
                 Allocation(Space.PINNED, address, size, device, index=index, vpn=vpn, flags=flags)
@@ -270,12 +250,16 @@ class Session:
         if self.memory is None:
             memory.release(address, -(-block.size // memory.OS_PAGE) * memory.OS_PAGE)
         else:
-            self.memory.free(self.connection, block.vpn)
+            with self._users:
+                self.memory.free(self.connection, block.vpn)
 
     def collect(self) -> None:
         """Free what finalizers left."""
         while self.garbage:
-            release, handle = self.garbage.popleft()
+            try:
+                release, handle = self.garbage.popleft()
+            except IndexError:
+                return  # another thread was faster
             release(self, handle)
 
     def destroy_stream(self, handle: int) -> None:
@@ -295,9 +279,10 @@ class Session:
         """
         if self._closed or os.getpid() != self.pid:
             return
-        self._closed = True
         # Before the goodbye: the backend zeroes the frames as soon as it has read it.
-        self._kept = {a: bytes(memory.view(a, size)) for a, size in self.arrays.items()}
+        living = list(self.arrays.items())  # finalizers may take some out meanwhile
+        self._kept = {address: bytes(memory.view(address, size)) for address, size in living}
+        self._closed = True
         with self._owned:
             self._say_goodbye()
 
@@ -311,8 +296,12 @@ class Session:
     def _close_memory(self) -> None:
         """Give the window up; living arrays keep their bytes."""
         held, self.memory = self.memory, None
-        if held is not None:
+        if held is None:
+            return
+        if self._users.wait_for_none(GOODBYE_SECONDS):
             held.close(self._kept)
+        else:  # better to leak the mapping than to unmap it under a copy
+            log.error("a copy of another thread goes on; the session's window stays mapped")
 
     def leave_at_exit(self) -> None:
         """At interpreter exit: say goodbye, touch no memory; the kernel takes the rest."""

@@ -64,8 +64,10 @@ class StagingSlots:
                 oldest = next(iter(self._held.values()), None)
                 if oldest is None:  # other threads fill or drain them all
                     self._freed.wait(_HANDOVER_SECONDS)
-                    continue
-            connection.wait(oldest)
+            if oldest is None:
+                connection.refresh()
+            else:
+                connection.wait(oldest)
 
     def give(self, slot: Slot) -> None:
         """Back to the free ones; from any thread."""

@@ -12,13 +12,14 @@ from collections.abc import Callable
 from typing import ClassVar, Protocol
 
 from flyt.errors import DeviceError
-from flyt.frontend.connection import Command, Connection
-from flyt.frontend.inflight import Pending
+from flyt.frontend.connection import Connection
+from flyt.frontend.inflight import Command, Pending
 from flyt.frontend.pointers import Place, Space
 from flyt.frontend.scheduling import Scheduler
 from flyt.frontend.staging import Slot, StagingSlots
 from flyt.frontend.statistics import Statistics
 from flyt.frontend.streams import Stream
+from flyt.frontend.users import Users
 from flyt.rpc import messages as m
 from flyt.shm import memory
 from flyt.shm.copy import CopyEngine
@@ -57,7 +58,7 @@ class StagedWay:
         slots, pid = self._slots, self._pid
         for offset in range(0, size, slots.size):
             length = min(slots.size, size - offset)
-            slot = slots.take(self._connection)
+            slot, sent = slots.take(self._connection), list[Pending]()
             try:
                 self._engine.copy(slot.address, source + offset, length)
                 pending = self._connection.submit(
@@ -67,9 +68,10 @@ class StagedWay:
                     finish=_giver(slots, slot),
                     posted=True,
                     stream=stream,
+                    sent=sent,
                 )
             except BaseException:
-                slots.give(slot)
+                self._recover(slot, sent)
                 raise
             slots.hold(slot, pending)
         self._statistics.add("staged_h2d_bytes", size)
@@ -101,15 +103,17 @@ class StagedWay:
     def _request(
         self, slot: Slot, source: int, offset: int, length: int, stream: Stream
     ) -> tuple[Pending, Slot, int, int]:
+        sent: list[Pending] = []
         try:
             pending = self._connection.submit(
                 _copy_out(source + offset, slot.at, length, self._pid, stream),
                 size=length,
                 pages=(slot.at, length),
                 stream=stream,
+                sent=sent,
             )
         except BaseException:
-            self._slots.give(slot)
+            self._recover(slot, sent)
             raise
         return pending, slot, offset, length
 
@@ -118,6 +122,13 @@ class StagedWay:
         self._connection.wait(pending)
         self._connection.checked(pending)
         self._engine.copy(destination + offset, slot.address, length)
+
+    def _recover(self, slot: Slot, sent: list[Pending]) -> None:
+        """After an interrupt: a slot whose command is on its way comes back with the answer."""
+        if sent:
+            self._abandon(sent[0], slot)
+        else:
+            self._slots.give(slot)
 
     def _abandon(self, pending: Pending, slot: Slot) -> None:
         with self._connection.lock:
@@ -192,12 +203,14 @@ class Transfers:
         scheduler: Scheduler,
         way: Way,
         engine: CopyEngine,
+        users: Users,
         pid: int,
         statistics: Statistics,
     ) -> None:
         self._connection = connection
         self._scheduler = scheduler
         self._way = way
+        self._users = users
         self._engine = engine
         self._pid = pid
         self._statistics = statistics
@@ -208,7 +221,9 @@ class Transfers:
         Pinned and device memory: posted. Pageable memory to the device: the source may be changed
         on return. To pageable memory, and from host to host: complete on return.
         """
-        self._STRATEGIES[destination.space, source.space](self, destination, source, size, stream)
+        move = self._STRATEGIES[destination.space, source.space]
+        with self._users:
+            move(self, destination, source, size, stream)
 
     def fill(self, place: Place, value: int, size: int, stream: Stream) -> None:
         """cudaMemsetAsync: posted on the device; complete on return in host memory."""
@@ -221,7 +236,8 @@ class Transfers:
             )
             return
         self._scheduler.synchronize(stream)
-        memory.fill(place.address, value, size)
+        with self._users:
+            memory.fill(place.address, value, size)
 
     def _to_device(self, destination: Place, source: Place, size: int, stream: Stream) -> None:
         if source.index < 0:

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Mapping
 
 from flyt.errors import AddressTaken, DeviceError, RegionError, RegionFull
+from flyt.frontend import leftovers
 from flyt.frontend.connection import Connection
 from flyt.frontend.inflight import Pending
 from flyt.rpc import messages as m
@@ -46,7 +47,8 @@ class WindowMemory:
         The region as this process finds it.
     welcome : Welcome
         Names the session, the epoch and the lock file.
-    lock_file : str
+    locks : FrameLocks
+        Closed with this object.
 
     Raises
     ------
@@ -54,12 +56,12 @@ class WindowMemory:
         The region is missing, unsound, or not the one with the backend's epoch.
     """
 
-    def __init__(self, path: str, welcome: m.Welcome, lock_file: str) -> None:
+    def __init__(self, path: str, welcome: m.Welcome, locks: FrameLocks) -> None:
+        self._locks = locks
         self._region = Region.open(path)
         try:
             self._table = FrameTable(self._region.fd, self._region.size)
             self._check_epoch(welcome.epoch)
-            self._locks = FrameLocks(lock_file)
         except BaseException:
             self._region.close()
             raise
@@ -82,8 +84,10 @@ class WindowMemory:
 
     # --- attach ---
 
-    def attach(self, connection: Connection, token: bytes, pages: int) -> None:
+    def attach(self, connection: Connection, token: bytes, pages: int) -> int:
         """Take frames for the control page and ``pages`` staging pages, and attach with them.
+
+        Returns the window's base.
 
         On success ``staging`` is the index and the length in bytes of the staging area.
 
@@ -107,17 +111,20 @@ class WindowMemory:
                 self.staging = (self.geometry.page_size, pages * self.geometry.page_size)
                 self._used = {0: 1 + pages}
                 self._next = 1 + pages
-                return
+                return window.base
             window.close()
             if answer.status == m.Status.ADDRESS_TAKEN:
                 continue
+            if answer.status == 0:
+                self._taker.drop(table)  # granted: the backend frees them when we go inline
+                raise NotShared("the backend's word is not in the control page")
             self._taker.give_up(table)
             if answer.status == m.Status.FRAMES_REFUSED:
                 self._refused.update(answer.values)
                 table, pages = self._take_staging(pages)
                 continue
-            if answer.status in (0, m.Status.PROOF_FAILED):
-                raise NotShared(answer.text or "the backend's word is not in the control page")
+            if answer.status == m.Status.PROOF_FAILED:
+                raise NotShared(answer.text)
             connection.checked(answer)
         self._taker.give_up(table)
         raise RegionError(f"no window after {TRIES} tries: addresses or frames were always taken")
@@ -126,7 +133,7 @@ class WindowMemory:
         self, connection: Connection, token: bytes, window: Window, table: tuple[Run, ...]
     ) -> Pending | None:
         """Map the frames and attach with them; None on success, else the backend's answer."""
-        control, rest = _split_first(table)
+        control, rest = runs.split_first(table)
         page = self._map(window, 0, control)
         self._map(window, 1, rest)
         proof = int.from_bytes(os.urandom(8), "little") | 1
@@ -182,6 +189,7 @@ class WindowMemory:
         """
         window = self._attached()
         pages = -(-size // self.geometry.page_size)
+        self._refused.clear()
         for _ in range(TRIES):
             with connection.lock:
                 vpn = self._find(pages)
@@ -271,14 +279,12 @@ class WindowMemory:
         ----------
         keep : mapping of int to bytes
             Address and bytes of memory that arrays of the application still use: it becomes
-            private memory at the same place, and stays for the life of the process.
+            private memory at the same place.
         """
         window, self.window = self.window, None
         if window is not None:
             window.close()
-            for address, data in keep.items():
-                memory.map_private(address, len(data))
-                memory.view(address, len(data))[:] = data
+            leftovers.keep(keep)
         self.abandon()
 
     def abandon(self) -> None:
@@ -286,13 +292,6 @@ class WindowMemory:
         self._locks.close()
         self._table.close()
         self._region.close()
-
-
-def _split_first(table: tuple[Run, ...]) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
-    """The first page of a table, and the rest of it."""
-    (first, count), *others = table
-    rest = ((first + 1, count - 1),) if count > 1 else ()
-    return ((first, 1),), (*rest, *others)
 
 
 def _attach(

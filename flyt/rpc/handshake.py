@@ -11,6 +11,9 @@ import msgpack
 from flyt.errors import HandshakeError
 from flyt.rpc.messages import PROTOCOL_VERSION, Hello
 
+LONGEST_HELLO = 4096
+"""Bytes; no version of the protocol will say more before it knows the other's."""
+
 
 class Feature(IntEnum):
     """What a side may add within one protocol version. A side ignores numbers it doesn't know."""
@@ -67,9 +70,11 @@ def foreign_version(data: bytes) -> int | None:
 
     Every version of the protocol starts a HELLO with [1, version, …].
     """
+    if len(data) > LONGEST_HELLO:
+        return None
     try:
         items = msgpack.unpackb(data)
-    except (ValueError, TypeError, msgpack.UnpackException, RecursionError):
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError, MemoryError):
         return None
     match items:
         case [1, int(version), *_] if version != PROTOCOL_VERSION:

@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterator, Sequence
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
+from zmq.utils.monitor import parse_monitor_message
 
 from flyt.errors import ConfigurationError
 from flyt.rpc.endpoints import Endpoint, port_range
@@ -81,17 +81,37 @@ def _prepare(socket: zmq.Socket[bytes], heartbeat_ms: int) -> None:
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, heartbeat_ms)
 
 
+class _Frames:
+    """Reads whole messages without blocking, and loses none to a Ctrl-C between two frames."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+        self._parts: list[bytes] = []
+
+    def next(self) -> list[bytes] | None:
+        parts, socket = self._parts, self._socket
+        while not parts or socket.getsockopt(zmq.RCVMORE):
+            if not int(socket.get(zmq.EVENTS)) & zmq.POLLIN:
+                return None
+            # `map` hands the frame over in the same step that takes it off the socket.
+            parts.extend(map(socket.recv, (zmq.NOBLOCK,)))
+        self._parts = []
+        return parts
+
+
 class _Monitored:
     """A socket and its monitor, both read without blocking."""
 
     def __init__(self, socket: zmq.Socket[bytes], events: int) -> None:
         self.socket = socket
+        self.messages = _Frames(socket)
         self.monitor: zmq.Socket[bytes] = socket.get_monitor_socket(events)
+        self._reports = _Frames(self.monitor)
 
     def events(self) -> Iterator[tuple[int, int]]:
         """(event, value) pairs that came since the last call."""
-        while int(self.monitor.get(zmq.EVENTS)) & zmq.POLLIN:
-            message = recv_monitor_message(self.monitor)
+        while (frames := self._reports.next()) is not None:
+            message = parse_monitor_message(frames)
             yield int(message["event"]), int(message["value"])
 
     def close(self) -> None:
@@ -201,6 +221,14 @@ def _bind(socket: zmq.Socket[bytes], address: str) -> Endpoint:
     raise ConfigurationError(f"can't listen on {address}: {reason}") from reason
 
 
+def _inode(descriptor: int) -> int:
+    """What a descriptor stands for; 0 when it is closed."""
+    try:
+        return os.fstat(descriptor).st_ino
+    except OSError:
+        return 0
+
+
 def _unlink_socket(path: str) -> None:
     try:
         if stat.S_ISSOCK(os.stat(path).st_mode):
@@ -239,6 +267,7 @@ class Dialer:
         self.endpoint = endpoint
         self.descriptor = -1
         self.lost: str | None = None
+        self._inode = 0
         try:
             socket.connect(str(endpoint))
         except zmq.ZMQError as exc:
@@ -256,18 +285,31 @@ class Dialer:
 
     def receive(self) -> list[bytes] | None:
         """The next message's frames, or None; never waits."""
-        if not self.readable():
-            return None
-        return self._wire.socket.recv_multipart(zmq.NOBLOCK)
+        return self._wire.messages.next()
 
     def check(self) -> None:
         """Take note of what happened to the connection."""
         for event, value in self._wire.events():
             if event == zmq.EVENT_CONNECTED:
-                self.descriptor = value
+                self.descriptor, self._inode = value, _inode(value)
             elif self.lost is None:
                 self.descriptor = -1
-                self.lost = f"{self.endpoint}: {_ENDS.get(event, 'connection ended')}"
+                self.lost = f"{self.endpoint}: {self._end(event)}"
+
+    def close_in_child(self) -> None:
+        """After a fork, in the child: close the parent's connection, so that it ends with the
+        parent. If the number is another file's by now, that is left alone."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0 and _inode(descriptor) == self._inode != 0:
+            os.close(descriptor)
+
+    def _end(self, event: int) -> str:
+        path = self.endpoint.path
+        if event == zmq.EVENT_CLOSED and self.endpoint.scheme == "ipc" and os.path.exists(path):
+            owner, mode = os.stat(path).st_uid, stat.S_IMODE(os.stat(path).st_mode)
+            if not os.access(path, os.W_OK):
+                return f"this user may not use the socket (owner uid {owner}, mode {mode:o})"
+        return _ENDS.get(event, "the connection ended")
 
     def send(self, frames: Sequence[Payload]) -> bool:
         """Hand a message over; False when the connection is gone. Never waits."""

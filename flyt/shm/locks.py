@@ -23,30 +23,56 @@ _FLOCK = struct.Struct("@hhqqi4x")
 """``struct flock`` of 64-bit Linux: type, whence, start, length, pid (zero for these locks)."""
 
 
+_MARK = struct.Struct("<8sQ")
+"""What a backend writes at the file's beginning: whose locks these are."""
+
+
+def epoch_mark(epoch: int) -> bytes:
+    """The bytes that tell a region's lock file from others."""
+    return _MARK.pack(b"flytlock", epoch)
+
+
 class FrameLocks:
     """What this process holds of one region's frames. Methods may be called from any thread.
 
     Parameters
     ----------
     path : path-like
-        The lock file of the region; made, with its folders, if it is not there.
+        The lock file of the region.
+    epoch : int, optional
+        On the backend's own host: the file must be the one that the backend made for the region
+        of this epoch. Without it, as in a guest, the file is made if it is not there.
+
+    Raises
+    ------
+    RegionError
+        It can't be opened, or is another region's: locks in it would protect nothing.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], epoch: int | None = None) -> None:
         self.path = Path(path)
         self._mutex = threading.Lock()
         # The kernel lets a description take its own lock again; we don't.
         self._held: set[int] = set()
         self._fd = -1
         try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+            if epoch is None:
+                self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                flags |= os.O_CREAT
             self._fd = os.open(self.path, flags, 0o600)
+            mark = os.pread(self._fd, _MARK.size, 0)
         except OSError as exc:
             raise RegionError(
                 f"can't open the lock file {self.path}: {exc.strerror}; every process that uses "
                 "the region must be able to open it (see FLYT_RUNTIME_DIR)"
             ) from exc
+        if epoch is not None and mark != epoch_mark(epoch):
+            self.close()
+            raise RegionError(
+                f"the lock file {self.path} belongs to another region than the backend's: share "
+                "the backend's own runtime folder with this process (FLYT_RUNTIME_DIR)"
+            )
         _all.add(self)
 
     def lock(self, first: int, count: int) -> bool:

@@ -17,7 +17,7 @@ import os
 import posix_ipc
 
 from flyt.errors import ConfigurationError, RegionError
-from flyt.shm.layout import MIN_PAGE_COUNT, MIN_PAGE_SIZE
+from flyt.shm.layout import MAGIC, MIN_PAGE_COUNT, MIN_PAGE_SIZE
 
 SHM_DIRECTORY = "/dev/shm"
 """Where Linux shows POSIX shared-memory objects."""
@@ -25,6 +25,9 @@ MIN_SIZE = (MIN_PAGE_COUNT + 1) * MIN_PAGE_SIZE
 """The smallest region that can be formatted, with the smallest pages."""
 MODE = 0o600
 """Who can open the region sees every client's bytes."""
+LOOKED_AT = 256 << 20
+"""Bytes of a file without Flyt's magic that have to be zero before it is adopted: a fresh memory
+backend is all zero, a disk image or a data set is not."""
 STAT_BLOCK = 512
 """The unit of ``st_blocks``, whatever the file system."""
 
@@ -115,6 +118,21 @@ def _allocate(fd: int, path: str, size: int) -> None:
         raise RegionError(
             f"can't allocate {size} bytes for the region {path}: {exc.strerror}{hint}"
         ) from exc
+
+
+def _check_adoptable(region: Region) -> None:
+    """Refuse a file that holds something else: formatting would wipe it."""
+    step = 1 << 20
+    with open(region.fd, "rb", buffering=0, closefd=False) as file:
+        if int.from_bytes(file.read(8), "little") == MAGIC:
+            return
+        file.seek(0)
+        for _ in range(0, min(region.size, LOOKED_AT), step):
+            if any(file.read(step)):
+                raise RegionError(
+                    f"{region.path} holds something that is no Flyt region: choose another "
+                    "--region, or remove the file"
+                )
 
 
 class Region:
@@ -224,6 +242,7 @@ class Region:
                     f"the region {region.path} exists with {region.size} bytes, not {size}: "
                     f"choose --size {region.size}, another --region, or remove it"
                 )
+            _check_adoptable(region)
             # Whoever made it may have left it sparse.
             if os.fstat(region.fd).st_blocks * STAT_BLOCK < region.size:
                 _allocate(region.fd, region.path, region.size)

@@ -65,3 +65,10 @@ def check(runs: Sequence[Run], page_count: int) -> None:
     for (first, count), (following, _) in pairwise(sorted(runs)):
         if following < first + count:
             raise RegionError(f"the page table lists frame {following} twice")
+
+
+def split_first(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
+    """The first page of a page table, and the rest of it."""
+    (first, count), *others = runs
+    rest = ((first + 1, count - 1),) if count > 1 else ()
+    return ((first, 1),), (*rest, *others)

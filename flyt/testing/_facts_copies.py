@@ -136,7 +136,7 @@ def null_is_no_place(lab: Lab) -> None:
 @FACTS.fact("cudaMemcpy: cudaErrorInvalidMemcpyDirection for a kind that there is not")
 def kinds_that_are_none(lab: Lab) -> None:
     device, host = lab.device(16, 1), lab.pageable(16)
-    for kind in (-1, 5, 99):
+    for kind in (5, 99):  # some releases of cuda.bindings refuse a negative one themselves
         answer = lab.rt.cudaMemcpy(device, host.ctypes.data, 16, kind)
         lab.refused(answer, INVALID_DIRECTION, f"kind {kind}")
     lab.same_bytes(lab.get(device, 16), 1, "the device's block")

@@ -48,14 +48,14 @@ def copies_keep_the_order(lab: Lab) -> None:
     stream, device = lab.stream(), lab.device(N)
     pinned, pageable, back = lab.pinned(N, 1), lab.pageable(N, 2), lab.pinned(N)
 
-    def observe() -> None:
+    def issue() -> None:
         copy = lab.rt.cudaMemcpyAsync
         lab.ok(copy(device, pageable.ctypes.data, N, H2D, stream))
         lab.ok(copy(device, pinned.ctypes.data, N // 2, H2D, stream))
         lab.ok(copy(back.ctypes.data, device, N, D2H, stream))
         lab.ok(lab.rt.cudaMemsetAsync(device, 3, N, stream))
 
-    lab.while_busy(stream, observe)
+    lab.waits(stream, issue)  # whether it does is not the question here
     lab.same_bytes(back[: N // 2], 1, "from pinned memory, which came second")
     lab.same_bytes(back[N // 2 :], 2, "from pageable memory, which came first")
     lab.same_bytes(lab.get(device, N), 3, "what was set last")
@@ -76,18 +76,18 @@ def two_streams_overlap(lab: Lab) -> None:
 
 @FACTS.fact("cudaStreamWaitEvent: work after it waits for what the event captured")
 def events_order_two_streams(lab: Lab) -> None:
-    device, back, event = lab.device(N, 0), lab.pinned(N), lab.event(2)
+    device, back, event = lab.device(N, 0), lab.device(N, 0), lab.event(2)
     first, second = lab.stream(NON_BLOCKING), lab.stream(NON_BLOCKING)
 
     def observe() -> int:
         lab.ok(lab.rt.cudaMemsetAsync(device, 7, N, first))
         lab.ok(lab.rt.cudaEventRecord(event, first))
         lab.ok(lab.rt.cudaStreamWaitEvent(second, event, 0))
-        lab.ok(lab.rt.cudaMemcpyAsync(back.ctypes.data, device, N, D2H, second))
+        lab.ok(lab.rt.cudaMemcpyAsync(back, device, N, D2D, second))
         return lab.query(second)
 
     lab.same(lab.while_busy(first, observe), NOT_READY, "the stream that waits")
-    lab.same_bytes(back, 7, "what the first stream set before the second copied")
+    lab.same_bytes(lab.get(back, N), 7, "what the first stream set before the second copied")
 
 
 @FACTS.fact("a chain of events through three streams keeps the order")
@@ -144,42 +144,46 @@ def a_non_blocking_stream_is_seen_by_itself(lab: Lab) -> None:
 @FACTS.fact("legacy default stream: its work waits for the work of blocking streams")
 def legacy_work_waits_for_blocking(lab: Lab) -> None:
     for blocking in (lab.stream(), PER_THREAD):
-        device, back = lab.device(N, 0), lab.pinned(N)
+        device, back = lab.device(N, 0), lab.device(N, 0)
 
-        def observe(blocking: Any = blocking, device: int = device, back: Any = back) -> None:
+        def observe(blocking: Any = blocking, device: int = device, back: int = back) -> None:
             lab.ok(lab.rt.cudaMemsetAsync(device, 7, N, blocking))
-            lab.ok(lab.rt.cudaMemcpyAsync(back.ctypes.data, device, N, D2H, LEGACY))
+            lab.ok(lab.rt.cudaMemcpyAsync(back, device, N, D2D, LEGACY))
 
         lab.while_busy(blocking, observe)
-        lab.same_bytes(back, 7, f"what {blocking!r} set before the legacy stream copied")
+        lab.same_bytes(
+            lab.get(back, N), 7, f"what {blocking!r} set before the legacy stream copied"
+        )
 
 
 @FACTS.fact("legacy default stream: work of blocking streams waits for its work")
 def blocking_work_waits_for_legacy(lab: Lab) -> None:
     for blocking in (lab.stream(), PER_THREAD):
-        device, back = lab.device(N, 0), lab.pinned(N)
+        device, back = lab.device(N, 0), lab.device(N, 0)
 
-        def observe(blocking: Any = blocking, device: int = device, back: Any = back) -> int:
+        def observe(blocking: Any = blocking, device: int = device, back: int = back) -> int:
             lab.ok(lab.rt.cudaMemsetAsync(device, 7, N, LEGACY))
-            lab.ok(lab.rt.cudaMemcpyAsync(back.ctypes.data, device, N, D2H, blocking))
+            lab.ok(lab.rt.cudaMemcpyAsync(back, device, N, D2D, blocking))
             return lab.query(blocking)
 
         lab.same(lab.while_busy(LEGACY, observe), NOT_READY, f"{blocking!r}, held back")
-        lab.same_bytes(back, 7, f"what the legacy stream set before {blocking!r} copied")
+        lab.same_bytes(
+            lab.get(back, N), 7, f"what the legacy stream set before {blocking!r} copied"
+        )
 
 
 @FACTS.fact("legacy default stream: it joins two blocking streams, as a barrier does")
 def legacy_work_is_a_barrier(lab: Lab) -> None:
-    device, other, back = lab.device(N, 0), lab.device(N, 0), lab.pinned(N)
+    device, other, back = (lab.device(N, 0) for _ in range(3))
     first, second = lab.stream(), lab.stream()
 
     def observe() -> None:
         lab.ok(lab.rt.cudaMemsetAsync(device, 7, N, first))
         lab.ok(lab.rt.cudaMemcpyAsync(other, device, N, D2D, LEGACY))
-        lab.ok(lab.rt.cudaMemcpyAsync(back.ctypes.data, other, N, D2H, second))
+        lab.ok(lab.rt.cudaMemcpyAsync(back, other, N, D2D, second))
 
     lab.while_busy(first, observe)
-    lab.same_bytes(back, 7, "what came through the legacy stream")
+    lab.same_bytes(lab.get(back, N), 7, "what came through the legacy stream")
 
 
 @FACTS.fact("cudaStreamNonBlocking: neither waits for the legacy stream")

@@ -40,13 +40,16 @@ LEGACY, LEGACY_BY_NAME, PER_THREAD = 0, 1, 2
 NON_BLOCKING = 1
 """cudaStreamNonBlocking."""
 
-WORK_SIZE = 64 << 20
-"""Bytes of one copy that keeps a stream busy: some 40 µs on a fast GPU, longer than issuing it
-takes, some 10 ms where memory is emulated."""
-
-FIRST_ROUNDS = 2
-ATTEMPTS = 10
-"""Each attempt doubles the work: at last 1,024 copies, as many as CUDA queues without blocking."""
+WORKLOADS = (
+    (64 << 20, 2),
+    (64 << 20, 8),
+    (256 << 20, 8),
+    (512 << 20, 16),
+    (512 << 20, 64),
+)
+"""Bytes of one copy on the device, and how many keep a stream busy: from 0.1 to 20 ms on a fast
+GPU, some 200 times longer where memory is emulated. The next is tried when one was too short. Large
+copies rather than many: each has to take longer than it takes to issue one through a remote API."""
 
 HOST_PAGE = 65_536
 """Bytes; no base page of Linux is larger, so registrations of such pages share none."""
@@ -63,16 +66,23 @@ class Work:
     """Two blocks of device memory that are copied to and fro, shared by all facts of a run."""
 
     def __init__(self) -> None:
-        self.rounds = FIRST_ROUNDS
+        self._level = 0
         self._blocks: list[int] = []
 
     def queue(self, lab: Lab, stream: Any) -> None:
+        size, rounds = WORKLOADS[self._level]
         while len(self._blocks) < 2:
-            self._blocks.append(lab.ok(lab.rt.cudaMalloc(WORK_SIZE)))
+            self._blocks.append(lab.ok(lab.rt.cudaMalloc(size)))
             lab.ok(lab.rt.cudaDeviceSynchronize())
         destination, source = self._blocks
-        for _ in range(self.rounds):
-            lab.ok(lab.rt.cudaMemcpyAsync(destination, source, WORK_SIZE, D2D, stream))
+        for _ in range(rounds):
+            lab.ok(lab.rt.cudaMemcpyAsync(destination, source, size, D2D, stream))
+
+    def grow(self, rt: Any) -> bool:
+        """Make it longer for what follows; False, and short again, when it was the longest."""
+        self._level = (self._level + 1) % len(WORKLOADS)
+        self.free(rt)
+        return self._level > 0
 
     def free(self, rt: Any) -> None:
         while self._blocks:
@@ -202,14 +212,15 @@ class Lab:
         It may be called several times. Its own work comes behind the unfinished work if it is on
         that stream.
         """
-        for _ in range(ATTEMPTS):
+        longer = True
+        while longer:
             guard = self._occupy(stream)
             seen = observe()
             still = int(self.rt.cudaEventQuery(guard)[0])
             self.ok(self.rt.cudaDeviceSynchronize())
             if still == NOT_READY:
                 return seen
-            self._work.rounds *= 2
+            longer = self._work.grow(self.rt)
         raise FactBroken(
             "the work of the stream was always done when the call under test returned: "
             "it waited for the stream, or nothing is asynchronous here"
@@ -217,7 +228,8 @@ class Lab:
 
     def waits(self, stream: Any, call: Callable[[], Any]) -> bool:
         """Whether ``call()`` returned only after work that was unfinished when it was called."""
-        for _ in range(ATTEMPTS):
+        longer = True
+        while longer:
             guard = self._occupy(stream)
             before = int(self.rt.cudaEventQuery(guard)[0])
             call()
@@ -225,7 +237,7 @@ class Lab:
             self.ok(self.rt.cudaDeviceSynchronize())
             if before == NOT_READY:
                 return after == 0
-            self._work.rounds *= 2
+            longer = self._work.grow(self.rt)
         raise FactBroken("nothing is asynchronous here: work is done as soon as it was issued")
 
     def _occupy(self, stream: Any) -> Any:

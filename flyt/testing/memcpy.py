@@ -85,7 +85,8 @@ def check_memcpy(impl: Any, only: Collection[str] | None = None) -> Report:
 
     Notes
     -----
-    Works on the current device and needs some 250 MiB of its memory and 4 MiB of pinned memory.
+    Works on the current device and needs some 250 MiB of its memory (1 GiB
+    where work ends soon) and 4 MiB of pinned memory.
     Waits for all work of the device (cudaDeviceSynchronize), clears the thread's last error, and
     frees what it allocated. It never uses a handle that was destroyed, which CUDA leaves undefined.
     """

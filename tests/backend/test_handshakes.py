@@ -164,6 +164,38 @@ def test_a_hello_that_a_dying_worker_had_is_given_to_its_successor(
     assert isinstance(client.hear(), Welcome)
 
 
+def test_whoever_leaves_early_leaves_no_worker_of_its_own(
+    backend: Start, raw: Connect, eventually: Eventually
+) -> None:
+    one = backend(size="4M", extra=["--isolation", "process"])
+    watcher = raw(one.endpoint)
+
+    def workers() -> list[tuple[str, int]]:
+        return [(w["state"], w["sessions"]) for w in watcher.status().report["workers"]]
+
+    assert isinstance(watcher.greet(), Welcome)
+    for _ in range(6):  # some find a ready spare, some one that is starting
+        client = raw(one.endpoint)
+        client.say(HELLOS.encode(Hello(PROTOCOL_VERSION, (1, 2), 4321, "early")))
+        client.close()
+    eventually(lambda: workers() == [("ready", 1), ("ready", 0)])
+    assert len(one.descendants()) == 3, "keeper, worker, spare"
+
+
+def test_a_broken_handshake_is_given_to_another_worker_of_its_own(
+    backend: Start, raw: Connect, eventually: Eventually
+) -> None:
+    one = backend(size="4M", extra=["--isolation", "process"])
+    watcher, client = raw(one.endpoint), raw(one.endpoint)
+    spare = watcher.status().report["workers"][0]["pid"]
+    os.kill(spare, signal.SIGSTOP)
+    client.say(HELLOS.encode(Hello(PROTOCOL_VERSION, (1, 2), 4321, "late")))
+    eventually(lambda: [s for s in watcher.status().report["sessions"] if s["pid"] == 4321])
+    os.kill(spare, signal.SIGKILL)
+    assert isinstance(client.hear(), Welcome)
+    eventually(lambda: len(watcher.status().report["workers"]) == 2)
+
+
 def test_two_principals_have_two_workers(backend: Start, raw: Connect, tmp_path: Path) -> None:
     one = backend(
         size="4M", listen=[f"ipc://{tmp_path}/b.sock", "tcp://127.0.0.1:*", "tcp://127.0.0.1:*"]
@@ -187,6 +219,8 @@ def test_status_is_for_the_daemons_own_user(backend: Start, raw: Connect, tmp_pa
     assert isinstance(other, Refused)
     assert own.report["pid"] == one.pid
     assert own.report["region"] == one.region
+    assert own.report["isolation"] == "shared"
+    assert [w["state"] for w in own.report["workers"]] == ["ready"]
     assert own.report["frames"]["total"] > 0
     assert own.report["frames"]["granted"] == own.report["frames"]["reclaiming"] == 0
     assert own.report["keeper"] in one.descendants()

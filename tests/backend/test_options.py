@@ -45,6 +45,9 @@ def test_what_is_no_size(text: str) -> None:
     ("fault", "named"),
     [
         ({"device": "opencl"}, "--device opencl"),
+        ({"isolation": "threads"}, "--isolation threads"),
+        ({"max_workers": 0}, "--max-workers 0"),
+        ({"max_workers": 1001}, "--max-workers 1001"),
         ({"session_ports": "9-1"}, "9-1"),
         ({"session_ports": "0-5"}, "0-5"),
         ({"listen": ()}, "--listen"),

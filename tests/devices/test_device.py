@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import mmap
 import os
 import queue
+import re
 import threading
 import time
 
+import msgpack
 import numpy as np
 import pytest
-from cuda.bindings.runtime import cudaDeviceAttr
+from cuda.bindings.runtime import cudaDeviceAttr, cudaDeviceProp
 
 from flyt.backend.devices import versions
 from flyt.errors import DeviceError
@@ -46,6 +49,40 @@ def test_snapshot(bench, device_kind):
 def test_attributes_are_cudas(bench):
     known = {attribute.name.removeprefix("cudaDevAttr") for attribute in cudaDeviceAttr}
     assert set(bench.device.snapshot().attributes) <= known
+
+
+def test_properties_are_cudas_and_agree(bench):
+    snapshot, properties = bench.device.snapshot(), bench.device.snapshot().properties
+    blank = cudaDeviceProp()
+    for name, value in properties.items():
+        assert hasattr(blank, name), name
+        if isinstance(value, list):  # an array field of the same length
+            assert len(value) == len(getattr(blank, name)), name
+    assert properties["name"] == snapshot.name.encode()
+    assert properties["totalGlobalMem"] == snapshot.total_memory
+    assert properties["warpSize"] == snapshot.attributes["WarpSize"]
+    assert properties["maxThreadsDim"] == [
+        snapshot.attributes[f"MaxBlockDim{axis}"] for axis in "XYZ"
+    ]
+    assert len(properties["uuid"]) == 16
+
+
+def test_identities(bench):
+    snapshots = [device.snapshot() for device in bench.devices]
+    assert len({s.properties["uuid"] for s in snapshots}) == len(snapshots)
+    assert len({s.pci_bus_id for s in snapshots}) == len(snapshots)
+    for ordinal, snapshot in enumerate(snapshots):
+        # CUDA's documentation of cudaDeviceGetPCIBusId: domain:bus:device.function, hexadecimal
+        assert re.fullmatch(r"[0-9A-F]{4}:[0-9A-F]{2}:[0-9A-F]{2}\.0", snapshot.pci_bus_id)
+        numbers = [int(part, 16) for part in re.split("[:.]", snapshot.pci_bus_id)[:3]]
+        fields = ("pciDomainID", "pciBusID", "pciDeviceID")
+        assert numbers == [snapshot.properties[field] for field in fields]
+        assert set(snapshot.peers) <= set(range(len(snapshots))) - {ordinal}
+
+
+def test_a_snapshot_travels_in_a_message(bench):
+    document = dataclasses.asdict(bench.device.snapshot())
+    assert msgpack.unpackb(msgpack.packb(document)) == document
 
 
 def test_ordinals_are_indices(bench):

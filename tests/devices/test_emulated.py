@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+from cuda.bindings.runtime import cudaDeviceProp
 
 from flyt.backend.devices import emulated, open_devices
 from flyt.backend.devices.codes import STICKY
@@ -33,6 +34,31 @@ def mappings():
     with open("/proc/self/maps") as maps:
         spans = [line.split()[0].split("-") for line in maps]
     return [(int(low, 16), int(high, 16)) for low, high in spans]
+
+
+# --- what it claims ---
+
+
+def test_several_devices_have_identities_and_reach_each_other(open_bench):
+    snapshots = [d.snapshot() for d in open_bench("memory=96M,devices=3").devices]
+    assert len({s.properties["uuid"] for s in snapshots}) == 3
+    assert len({s.pci_bus_id for s in snapshots}) == 3
+    assert [s.peers for s in snapshots] == [[1, 2], [0, 2], [0, 1]]
+    assert [s.properties["totalGlobalMem"] for s in snapshots] == [96 * MIB] * 3
+
+
+def test_an_identity_stays(open_bench):
+    """A UUID names a device across processes, as a GPU's does."""
+    first, second = (open_bench("memory=64M").device.snapshot() for _ in range(2))
+    assert first.properties["uuid"] == second.properties["uuid"]
+
+
+def test_every_property_has_its_attributes(bench):
+    """Nothing is left out: whoever sizes launches or textures by a field finds a number."""
+    told = set(bench.device.snapshot().properties)
+    fields = {name for name in dir(cudaDeviceProp) if not name.startswith("_")}
+    untold = {"getPtr", "reserved", "luid", "luidDeviceNodeMask", "unifiedFunctionPointers"}
+    assert told == fields - untold
 
 
 # --- memory ---

@@ -51,7 +51,7 @@ def test_each_call_gets_its_own_answer(
         background.start(caller, thread)
     assert sorted(background.finish()) == list(range(THREADS))
     assert len(connection.inflight) == 0
-    assert not connection._leading
+    assert not connection._room._leading
     assert connection._sent == connection._taken == THREADS * CALLS
 
 
@@ -80,17 +80,17 @@ def test_a_wake_up_waits_for_its_leader(
     pending = connection.submit(m.Ping)
     background.start(connection.wait, pending)
     (command,) = server.take()
-    assert _soon(lambda: connection._leading)
+    assert _soon(lambda: connection._room._leading)
     deadline = time.monotonic() + LIMIT
     with connection.lock:  # as a thread that sends, then waits: it drains twice
         server.answer(command)
         while not pending.done and time.monotonic() < deadline:
             connection._drain()
         connection._drain()
-        assert select.select([connection._wake], [], [], 0)[0] == [connection._wake]
+        assert select.select([connection._room._wake], [], [], 0)[0] == [connection._room._wake]
     assert background.finish() == [None]
     connection.wait(pending)
-    assert select.select([connection._wake], [], [], 0)[0] == []  # and leaves with it
+    assert select.select([connection._room._wake], [], [], 0)[0] == []  # and leaves with it
 
 
 class _Gated(threading.Event):
@@ -115,7 +115,7 @@ def test_an_heir_whose_answer_came_first_passes_the_lead_on(
     heir.event = gated = _Gated()
     commands = server.take(3)
     leader = background.start(connection.wait, first)
-    _soon(lambda: connection._leading)
+    _soon(lambda: connection._room._leading)
     background.start(connection.wait, heir)
     assert gated.asleep.wait(LIMIT)
     background.start(connection.wait, last)
@@ -127,7 +127,7 @@ def test_an_heir_whose_answer_came_first_passes_the_lead_on(
     _soon(lambda: _readable(connection))
     gated.gate.set()
     _soon(lambda: heir.done)
-    led = _soon(lambda: connection._leading, LIMIT / 10)
+    led = _soon(lambda: connection._room._leading, LIMIT / 10)
     server.answer(commands[2])
     connection.wait(last)  # whatever came of it, nobody sleeps on
     background.finish()

@@ -15,6 +15,7 @@ from flyt.errors import DeviceError, SessionLost
 from flyt.frontend.connection import Connection
 from flyt.frontend.staging import Slot, StagingSlots
 from flyt.frontend.statistics import Statistics
+from flyt.frontend.streams import Stream
 from flyt.frontend.transfer import StagedWay
 from flyt.rpc import messages as m
 from flyt.shm import memory
@@ -172,22 +173,23 @@ def test_threads_share_few_slots(
     way = StagedWay(connection, slots, engine, 1, Statistics())
 
     def client(thread: int) -> int:
+        stream = Stream(thread, 0)
         dice = np.random.default_rng(thread)
         at = thread * 65_536
         for turn in range(12):
             size = (1, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE + 5, 13 * PAGE)[turn % 6]
             data = dice.integers(0, 256, size, dtype=np.uint8)
             kept, back = data.copy(), np.zeros(size + 2, np.uint8)
-            way.to_device(at + turn, data.ctypes.data, size)
+            way.to_device(at + turn, data.ctypes.data, size, stream)
             data[:] = 0  # the source was taken
-            way.to_host(back.ctypes.data + 1, at + turn, size)
+            way.to_host(back.ctypes.data + 1, at + turn, size, stream)
             assert np.array_equal(back[1:-1], kept)
             assert back[0] == back[-1] == 0
         return thread
 
     for thread in range(4):
         background.start(client, thread)
-    assert sorted(background.finish()) == [0, 1, 2, 3]
+    assert set(background.finish()) == {0, 1, 2, 3}
     assert device.most == count
     assert {slots.try_take() for _ in range(count)} >= {Slot(area, 0)}
     assert slots.try_take() is None
@@ -204,14 +206,14 @@ def test_an_error_in_the_midst_gives_every_slot_back(
     way = StagedWay(connection, slots, engine, 1, Statistics())
     target = np.zeros(10 * PAGE, np.uint8)
     with pytest.raises(DeviceError) as caught:
-        way.to_host(target.ctypes.data, 0, target.size)
+        way.to_host(target.ctypes.data, 0, target.size, Stream(0, 0))
     assert caught.value.code == 1
     held = {slots.take(connection) for _ in range(2)}  # in flight or not: they come
     assert len(held) == 2
     for slot in held:
         slots.give(slot)
     device.refuse.clear()
-    way.to_host(target.ctypes.data, 0, target.size)
+    way.to_host(target.ctypes.data, 0, target.size, Stream(0, 0))
     connection.raise_deferred()
 
 
@@ -224,13 +226,13 @@ def test_a_lost_session_ends_copies(
     source, target = np.zeros(8 * PAGE, np.uint8), np.zeros(8 * PAGE, np.uint8)
     ready = threading.Barrier(4)
 
-    def copy(move: Any, *arguments: int) -> None:
+    def copy(move: Any, *arguments: Any) -> None:
         ready.wait(LIMIT)
         move(*arguments)
 
     for _ in range(2):
-        background.start(copy, way.to_device, 0, source.ctypes.data, source.size)
-        background.start(copy, way.to_host, target.ctypes.data, 0, target.size)
+        background.start(copy, way.to_device, 0, source.ctypes.data, source.size, Stream(0, 0))
+        background.start(copy, way.to_host, target.ctypes.data, 0, target.size, Stream(0, 0))
     server.take(2)
     server.close()
     assert [isinstance(result, SessionLost) for result in background.finish()] == [True] * 4

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from flyt.errors import SessionLost
-from flyt.rpc.patience import Deadline
 from flyt.frontend.greeting import ask
 from flyt.rpc import messages as m
 from flyt.rpc.endpoints import Endpoint
+from flyt.rpc.patience import Deadline
 from flyt.rpc.sockets import Dialer, open_context
 from flyt.shm import layout, memory, runs
 from flyt.shm.frames import FrameTaker

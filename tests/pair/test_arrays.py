@@ -183,9 +183,12 @@ def test_mapped_files_both_ways(session: flyt.Session, tmp_path: Path) -> None:
     found = np.fromfile(tmp_path / "out", np.uint8).reshape(300, 140)
     assert (found[:, ::2] == wanted[:, ::-1]).all()
     assert not found[:, 1::2].any()
-    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as area:
-        with flyt.to_device(area) as made:
-            assert on_device(made) == wanted.tobytes()
+    with (
+        open(path, "r+b") as file,
+        mmap.mmap(file.fileno(), 0) as area,
+        flyt.to_device(area) as made,
+    ):
+        assert on_device(made) == wanted.tobytes()
 
 
 VIEWS: dict[str, Callable[[Array], Array]] = {
@@ -321,6 +324,8 @@ def test_the_interface_names_the_stream_that_filled_it(session: flyt.Session) ->
         assert made.__cuda_array_interface__["stream"] == stream.handle
     assert made.__cuda_array_interface__["stream"] is None  # closed; its work is done
     assert on_device(made) == bits(grid())
+    made.stream = 5
+    assert made.__cuda_array_interface__["stream"] == 5
     made.close()
 
 
@@ -360,7 +365,7 @@ def test_a_dropped_array_is_freed_by_the_next_call(session: flyt.Session) -> Non
 def test_a_failed_copy_leaves_no_memory_behind(session: flyt.Session) -> None:
     before = free_bytes()
     with pytest.raises(flyt.DeviceError) as caught:
-        flyt.to_device(np.zeros(8 << 20, np.uint8), stream=0xBAD0)
+        flyt.to_device(np.zeros(8 << 20, np.uint8), stream=0xBAD1)
     assert caught.value.code == INVALID_HANDLE
     assert free_bytes() == before
     with pytest.raises(flyt.DeviceError) as caught:

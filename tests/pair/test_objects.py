@@ -124,6 +124,7 @@ def test_streams_wait_for_each_other_and_the_caller_for_none(
     backend: Callable[..., Any], connect: Callable[..., flyt.Session]
 ) -> None:
     connect(backend(device_options=f"latency={LATENCY}"))
+    cudart.cudaGetLastError()  # of earlier tests
     source, out = flyt.pinned_empty(1000, np.uint8), flyt.pinned_empty(1000, np.uint8)
     source[:] = 7
     made = flyt.DeviceArray(1000, np.uint8)
@@ -137,17 +138,17 @@ def test_streams_wait_for_each_other_and_the_caller_for_none(
         with one.record() as written, one.record(flyt.Event(blocking=True)) as blocking:
             two.wait(written)
             made.copy_to_host(out, two)
-            assert not (one.is_done or two.is_done or written.is_done or blocking.is_done)
+            assert [o.is_done for o in (one, two, written, blocking)] == [False] * 4
             assert idle.is_done
             assert code_of(lambda: written - start) == NOT_READY
             # Not ready is an answer, not an error (recorded: lasterror_after_notready).
-            assert cudart.cudaPeekAtLastError() in (OK, (NOT_READY,))
+            assert cudart.cudaPeekAtLastError() == OK
             blocking.sync()
             assert written.is_done
             assert not two.is_done
             two.sync()
             assert (out == 7).all()
-            assert 1000 * LATENCY * 0.9 <= written - start
+            assert written - start >= 1000 * LATENCY * 0.9
         # A stream as what is waited for: everything on it so far.
         source[:] = 9
         assert cudart.cudaMemcpyAsync(made.ptr, source, 1000, H2D, one) == OK

@@ -14,7 +14,7 @@ from flyt.frontend.api.handles import stream_of
 from flyt.frontend.hostmem import HostArgument, check_destination, check_source, pointer, size_t
 from flyt.frontend.pointers import Place, Space
 from flyt.frontend.session import Session
-from flyt.frontend.streams import LEGACY
+from flyt.frontend.streams import LEGACY, Stream
 
 INVALID_MEMCPY_DIRECTION = 21
 
@@ -68,10 +68,21 @@ def _copy(dst: Any, src: Any, count: int, kind: Any, stream: Any, *, wait: bool)
     if not size:
         return ()
     copy = _checked(session, to, origin, size, kind)
+    if wait:
+        queue = _legacy_of(session, copy)
     session.transfers.copy(*copy, queue)
     if wait and Space.PINNED in (copy.destination.space, copy.source.space):
         session.scheduler.synchronize(queue)
     return ()
+
+
+def _legacy_of(session: Session, copy: _Copy) -> Stream:
+    """The legacy stream of the device whose memory is copied, whatever device is current: later
+    work on that device then waits for the copy."""
+    for place in (copy.destination, copy.source):
+        if place.space == Space.DEVICE and place.allocation is not None:
+            return session.scheduler.stream(LEGACY, place.allocation.device)
+    return stream_of(session, LEGACY)
 
 
 @cuda(0)

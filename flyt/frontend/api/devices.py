@@ -18,9 +18,6 @@ from flyt.frontend import current
 from flyt.frontend.api.convention import INVALID_VALUE, Answer, cuda
 from flyt.frontend.current import thread
 
-PCI_BUS_ID_BYTES = 13
-"""cudaDeviceGetPCIBusId: the text and its terminating zero; no less is taken."""
-
 NAME_BYTES = 256
 """``char name[256]`` of cudaDeviceProp."""
 
@@ -102,11 +99,11 @@ def cudaDeviceGetPCIBusId(length: int, device: int) -> Answer:
 
     Notes
     -----
-    cudaErrorInvalidValue when ``length`` is less than 13.
+    cudaErrorInvalidValue when ``length`` is less than the 13 bytes of text and zero byte.
     """
     room, ordinal = c_int(length), c_int(device)
     text = _device(ordinal)["pci_bus_id"].encode() + b"\0"
-    if room < max(PCI_BUS_ID_BYTES, len(text)):
+    if room < len(text):
         raise DeviceError(INVALID_VALUE, f"a PCI bus id does not fit in {room} bytes")
     return (text.ljust(room),)
 

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ATTACH: with a window where both sides share memory, else inline with a warning."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from flyt.errors import RegionError
+from flyt.frontend.connection import Connection
+from flyt.frontend.settings import Settings
+from flyt.frontend.staging import StagingSlots
+from flyt.frontend.statistics import Statistics
+from flyt.frontend.window_memory import WindowMemory
+from flyt.rpc import messages as m
+from flyt.rpc.endpoints import Endpoint
+from flyt.shm.locks import FrameLocks
+from flyt.shm.runtime_dir import runtime_dir
+
+
+class Attached(NamedTuple):
+    """What a session works with; both None where payloads travel inline."""
+
+    memory: WindowMemory | None
+    slots: StagingSlots | None
+
+
+def attach(
+    settings: Settings,
+    endpoint: Endpoint,
+    welcome: m.Welcome,
+    connection: Connection,
+    counts: Statistics,
+) -> Attached:
+    """Bind the connection to the session that WELCOME offers.
+
+    Parameters
+    ----------
+    endpoint : Endpoint
+        The daemon's, as it was dialled.
+    counts : Statistics
+        Counts and warns of each fallback.
+    """
+    try:
+        memory = WindowMemory(
+            _region(settings, endpoint, welcome), welcome, _locks(endpoint, welcome)
+        )
+        try:
+            return Attached(memory, _stage(memory, settings, welcome, connection, counts))
+        except BaseException:
+            memory.close({})
+            raise
+    except RegionError as exc:
+        counts.fallback("fallback_inline", f"payloads travel inline, which is slow: {exc}")
+    connection.call(lambda number: m.Attach(number, welcome.token, True, 0, 0, (), 0))
+    return Attached(None, None)
+
+
+def _region(settings: Settings, endpoint: Endpoint, welcome: m.Welcome) -> str:
+    """Path of the region in this process."""
+    if not welcome.region:
+        raise RegionError("the backend serves without a region")
+    if not (settings.region or endpoint.is_loopback()):
+        raise RegionError(
+            f"{endpoint} is another host: set FLYT_REGION to the region's path on this one"
+        )
+    return settings.region or welcome.region
+
+
+def _locks(endpoint: Endpoint, welcome: m.Welcome) -> FrameLocks:
+    """The lock file that all processes which map this region share. On the backend's host it is the
+    backend's; a guest has one of its own for all its processes."""
+    mine = os.path.join(runtime_dir(), os.path.basename(welcome.lock_file))
+    if not endpoint.is_loopback():
+        return FrameLocks(mine)
+    # In a container the runtime folder may be mounted elsewhere.
+    path = welcome.lock_file if os.path.exists(welcome.lock_file) else mine
+    return FrameLocks(path, welcome.epoch)
+
+
+def _stage(
+    memory: WindowMemory,
+    settings: Settings,
+    welcome: m.Welcome,
+    connection: Connection,
+    counts: Statistics,
+) -> StagingSlots:
+    """Attach with a window and cut its staging area into slots."""
+    count, size = settings.staging(welcome.region_size, welcome.page_size)
+    pages = max(2, -(-count * size // welcome.page_size))
+    base = memory.attach(connection, welcome.token, pages)
+    index, length = memory.staging
+    if length < pages * welcome.page_size:
+        counts.fallback(
+            "fallback_small_staging",
+            f"the region is nearly full: {length} bytes of staging instead of {count * size}",
+        )
+    return StagingSlots(base + index, index, length, count, size)

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who uses a session's mapped memory right now, so that it is not unmapped under their hands."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+
+
+class Users:
+    """Counts threads that copy to or from the window; ``with users:`` around each copy."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition(threading.Lock())
+        self._count = 0
+
+    def __enter__(self) -> None:
+        with self._changed:
+            self._count += 1
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with self._changed:
+            self._count -= 1
+            self._changed.notify_all()
+
+    def wait_for_none(self, seconds: float) -> bool:
+        """Whether nobody uses the memory any more, waiting for that at most ``seconds``."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._count, seconds)

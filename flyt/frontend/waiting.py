@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waiting for answers: among the threads of a process that wait, one leads.
+
+The leader polls the socket for all of them; the others sleep. Who leaves wakes another, so that
+somebody always leads. Nobody holds the connection's lock while it polls or sleeps.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from flyt.frontend.inflight import InflightTable, Pending
+from flyt.frontend.shield import ShieldedLock
+from flyt.rpc.patience import spin_seconds
+
+
+class WaitingRoom:
+    """The threads that wait on one connection.
+
+    Parameters
+    ----------
+    lock : ShieldedLock
+        The connection's.
+    inflight : InflightTable
+        To find those who sleep.
+    descriptors : iterable of int
+        The socket's, to poll for input.
+    step : float
+        Seconds: a waiter looks at the connection at least this often.
+    look : callable
+        Gets the condition that is waited for: reads what has come, answers whether the condition
+        holds, or raises what ends the wait. Called under the lock, as is ``drain``.
+    drain : callable
+        Reads what has come.
+    """
+
+    def __init__(
+        self,
+        lock: ShieldedLock,
+        inflight: InflightTable,
+        descriptors: Iterable[int],
+        *,
+        step: float,
+        look: Callable[[Callable[[], bool]], bool],
+        drain: Callable[[], None],
+    ) -> None:
+        self._lock = lock
+        self._inflight = inflight
+        self._step = step
+        self._look = look
+        self._drain = drain
+        self._leading = False
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll = select.poll()
+        for descriptor in (*descriptors, self._wake):
+            self._poll.register(descriptor, select.POLLIN)
+
+    @property
+    def descriptor(self) -> int:
+        """The wake-up's descriptor: a forked child closes it."""
+        return self._wake
+
+    def wait(self, ready: Callable[[], bool], pending: Pending | None) -> None:
+        """Return once ``ready()``; ``pending`` is what this thread can be woken for."""
+        while not self._turn(ready, pending):
+            continue
+
+    def _turn(self, ready: Callable[[], bool], pending: Pending | None) -> bool:
+        """One look, and one sleep if that was in vain."""
+        leads = False
+        try:
+            with self._lock:
+                if self._look(ready):
+                    self._hand_over()  # an heir may find its own answer before it leads
+                    return True
+                leads = not self._leading
+                if leads:
+                    self._leading = True
+                elif pending is not None and pending.event is None:
+                    pending.event = threading.Event()
+            if leads:
+                self._listen()
+            elif pending is not None and (event := pending.event) is not None:
+                self._follow(pending, event)
+            else:
+                time.sleep(0.001)  # out of credits while another thread leads: it drains for us
+        finally:
+            if leads:
+                self._step_down()
+        return False
+
+    def stir(self) -> None:
+        """Under the lock, by whoever read answers: one may be the leader's own."""
+        if self._leading:
+            os.eventfd_write(self._wake, 1)
+
+    def close(self) -> None:
+        os.close(self._wake)
+
+    def _follow(self, pending: Pending, event: threading.Event) -> None:
+        try:
+            event.wait(self._step)
+        except BaseException:  # KeyboardInterrupt: nobody sleeps there any more, so it is no heir
+            with self._lock:
+                pending.event = None
+                self._hand_over()
+            raise
+        event.clear()
+
+    def _listen(self) -> None:
+        until = time.monotonic() + spin_seconds()
+        while time.monotonic() < until:
+            if self._poll.poll(0):
+                return
+        self._poll.poll(self._step * 1000)
+
+    def _step_down(self) -> None:
+        with self._lock:
+            self._leading = False
+            self._clear()
+            self._drain()
+            self._hand_over()
+
+    def _clear(self) -> None:
+        try:
+            os.eventfd_read(self._wake)
+        except BlockingIOError:
+            return
+
+    def _hand_over(self) -> None:
+        """Wake one that waits, if nobody leads. Under the lock, by whoever leaves."""
+        heir = None if self._leading else self._inflight.waiting()
+        if heir is not None and heir.event is not None:
+            heir.event.set()
