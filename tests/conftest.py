@@ -55,7 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     # The caller's own settings must not decide what is tested.
-    for name in [name for name in os.environ if name.startswith("FLYT_")]:
+    for name in [n for n in os.environ if n.startswith("FLYT_") and not n.startswith("FLYT_TEST_")]:
         del os.environ[name]
     # Child processes import the tree that is tested, wherever they run.
     path = os.environ.get("PYTHONPATH")

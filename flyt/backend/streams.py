@@ -150,7 +150,8 @@ class StreamTable:
         for other in list(others):
             if other is not stream:
                 self._follow(stream, other)
-                other.fresh = False
+                if other.device is stream.device:
+                    other.fresh = False
 
     def across(self, stream: SessionStream, devices: Iterable[Device]) -> list[SessionStream]:
         """For work of a legacy stream that touches other devices: it waits for their legacy

@@ -36,12 +36,7 @@ class Launched:
 
     def end(self) -> None:
         """Stop it and wait until everything it made is gone."""
-        self._process.terminate()
-        try:
-            self._process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(END_SECONDS)
+        _end(self._process)
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -88,13 +83,22 @@ def launch(options: str, deadline: Deadline) -> Launched:
         return Launched(process, folder, json.loads(line)["endpoints"][0])
     except BaseException:
         if process is not None:
-            process.kill()
-            process.wait(END_SECONDS)
+            _end(process)
         shutil.rmtree(folder, ignore_errors=True)
         raise
     finally:
         for descriptor in {ready, parent, answer} - {-1}:
             os.close(descriptor)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask first: a backend that is killed leaves its region behind."""
+    process.terminate()
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(END_SECONDS)
 
 
 def _ready_line(ready: int, deadline: Deadline) -> bytes:

@@ -23,8 +23,8 @@ NOT_READY = 600
 class NotReady(DeviceError):
     """cudaErrorNotReady: an answer, not an error; it is no thread's last error (recorded)."""
 
-    def __init__(self) -> None:
-        super().__init__(NOT_READY, "the work is not done yet")
+    def __init__(self, code: int = NOT_READY, detail: str = "the work is not done yet") -> None:
+        super().__init__(code, detail)
 
 
 class Scheduler:
@@ -53,7 +53,7 @@ class Scheduler:
         with self._connection.lock:
             stream = Stream(self.table.mint(), device, flags, priority)
         self._post(
-            lambda number: m.StreamCreate(number, stream.number, device, flags, -priority), stream
+            lambda number: m.StreamCreate(number, stream.number, device, flags, -priority), None
         )
         with self._connection.lock:
             self.table.add(stream)

@@ -56,7 +56,7 @@ def test_each_call_gets_its_own_answer(
 
 
 def test_no_answer_is_slept_over(connection: Connection, server: Any, background: Any) -> None:
-    connection._step = 2 * LIMIT  # a wake-up that gets lost is made up for after a step
+    connection._room._step = 2 * LIMIT  # a wake-up that gets lost is made up for after a step
 
     def echo(batch: list[tuple[Any, list[bytes]]]) -> None:
         for command, _ in batch:
@@ -110,7 +110,7 @@ class _Gated(threading.Event):
 def test_an_heir_whose_answer_came_first_passes_the_lead_on(
     connection: Connection, server: Any, background: Any
 ) -> None:
-    connection._step = 2 * LIMIT
+    connection._room._step = 2 * LIMIT
     first, heir, last = (connection.submit(m.Ping) for _ in range(3))
     heir.event = gated = _Gated()
     commands = server.take(3)
@@ -172,7 +172,7 @@ def test_many_wait_for_one(connection: Connection, server: Any, background: Any)
 
 
 def test_a_follower_takes_the_lead(connection: Connection, server: Any, background: Any) -> None:
-    connection._step = 2 * LIMIT
+    connection._room._step = 2 * LIMIT
     for _ in range(THREADS):
         background.start(connection.call, m.Ping)
     commands = server.take(THREADS)

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The handshake's messages, on the daemon's main endpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flyt.rpc.codec import U32, U64, Document, Numbers, Text, Token, Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First words of a client. ``version`` comes first for ever: any version is told apart."""
+
+    version: U32
+    features: Numbers
+    pid: U32
+    program: Text
+    """Command name of the client, for status displays only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    session: U64
+    token: Token
+    port: U32
+    """TCP port of the session socket on the host that was dialled; 0 for ipc."""
+    path: Text
+    """File name of the session socket, in the folder of the ipc endpoint that was dialled."""
+    epoch: U64
+    region: Text
+    """Path of the region on the backend's host; "" when the backend serves without one."""
+    region_size: U64
+    page_size: U32
+    lock_file: Text
+    credits: U32
+    inline_chunk: U64
+    heartbeat_ms: U32
+    snapshot: Document
+    """{"runtime_version", "driver_version", "devices": [{"name", "total_memory", …}]}."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The backend won't have this client. ``code`` is a cudaError_t."""
+
+    code: U32
+    text: Text
+
+
+@dataclass(frozen=True, slots=True)
+class AskStatus:
+    """Who is connected? Answered only to peers of the daemon's own user over ipc."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatusReport:
+    report: Document
+
+
+HELLO_CODES = {1: Hello, 2: AskStatus}
+WELCOME_CODES = {1: Welcome, 2: Refused, 3: StatusReport}
+
+HELLOS = Vocabulary("the client", HELLO_CODES)
+WELCOMES = Vocabulary("the backend", WELCOME_CODES)
