@@ -9,12 +9,14 @@ client waits for another.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable
+from typing import NoReturn
 
 import zmq
 
@@ -100,13 +102,7 @@ class Session(threading.Thread):
 
     def sticky(self, code: int, text: str) -> None:
         """The worker's context is gone: tell the client, as the last word."""
-
-        def run() -> None:
-            self._send([m.REPLIES.encode(m.Sticky(code, text[:4096]))])
-            self._last_words = True
-            raise Ended(f"sticky error {code}")
-
-        self._inbox.put(run)
+        self._inbox.put(functools.partial(self._last_word, code, text))
 
     # --- the thread ---
 
@@ -249,9 +245,17 @@ class Session(threading.Thread):
         self._send(frames)
 
     def fail(self, number: int, exc: DeviceError) -> None:
-        """Answer with a device's error; a sticky one also ends the worker."""
-        self.answer(number, exc.code, text=exc.detail)
+        """Answer with a device's error. A sticky one ends the worker, and is the last word at once:
+        whoever has heard it must never hear anything else."""
         self._device_failed(exc)
+        if exc.code in STICKY:
+            self._last_word(exc.code, exc.detail)
+        self.answer(number, exc.code, text=exc.detail)
+
+    def _last_word(self, code: int, text: str) -> NoReturn:
+        self._send([m.REPLIES.encode(m.Sticky(code, text[:4096]))])
+        self._last_words = True
+        raise Ended(f"sticky error {code}")
 
     def _device_failed(self, exc: DeviceError) -> None:
         if exc.code in STICKY:

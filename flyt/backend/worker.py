@@ -63,6 +63,8 @@ class Worker:
     ) -> None:
         self._channel = channel
         self._sessions: dict[int, Session] = {}
+        self._parting: list[Session] = []
+        """Closed, but their threads may still hold the socket for the last words."""
         self._lock = threading.Lock()
         self._broken: tuple[int, str] | None = None
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -91,7 +93,9 @@ class Worker:
             self._stop()
         if isinstance(message, Closed) or (isinstance(message, Opened) and message.error):
             with self._lock:
-                self._sessions.pop(message.session, None)
+                session = self._sessions.pop(message.session, None)
+                parting = [*self._parting, *([] if session is None else [session])]
+                self._parting = [thread for thread in parting if thread.is_alive()]
 
     def _break(self, code: int, text: str) -> None:
         if self._broken is None:
@@ -126,7 +130,7 @@ class Worker:
 
     def _obey(self, order: object) -> None:
         match order:
-            case Open():
+            case Open() if self._broken is None:
                 self._open(order)
             case Granted() | Reclaimed():
                 with self._lock:
@@ -154,7 +158,9 @@ class Worker:
 
     def _join(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        for session in self._all():
+        with self._lock:
+            threads = [*self._sessions.values(), *self._parting]
+        for session in threads:
             session.join(max(0.0, deadline - time.monotonic()))
 
     def _leave(self) -> int:

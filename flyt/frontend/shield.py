@@ -43,7 +43,13 @@ class ShieldedLock:
             return
         if not self._depth:
             # What has come already is raised here, before anything is touched.
-            self._mask = set(signal.pthread_sigmask(signal.SIG_BLOCK, _SHIELDED))
+            mask = set(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+            try:
+                signal.pthread_sigmask(signal.SIG_BLOCK, _SHIELDED)
+            except BaseException:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+                raise
+            self._mask = mask
         self._depth += 1
         self._lock.acquire()
 

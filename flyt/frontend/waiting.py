@@ -54,6 +54,7 @@ class WaitingRoom:
         self._look = look
         self._drain = drain
         self._leading = False
+        self._closed = False
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll = select.poll()
         for descriptor in (*descriptors, self._wake):
@@ -99,7 +100,13 @@ class WaitingRoom:
             os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
-        os.close(self._wake)
+        """Under the lock. A leader that is polling closes its wake-up itself: another file may get
+        the number at once."""
+        self._closed = True
+        if self._leading:
+            os.eventfd_write(self._wake, 1)
+        else:
+            os.close(self._wake)
 
     def _follow(self, pending: Pending, event: threading.Event) -> None:
         try:
@@ -121,6 +128,9 @@ class WaitingRoom:
     def _step_down(self) -> None:
         with self._lock:
             self._leading = False
+            if self._closed:
+                os.close(self._wake)
+                return
             self._clear()
             self._drain()
             self._hand_over()

@@ -123,16 +123,14 @@ def _allocate(fd: int, path: str, size: int) -> None:
 def _check_adoptable(region: Region) -> None:
     """Refuse a file that holds something else: formatting would wipe it."""
     step = 1 << 20
-    with open(region.fd, "rb", buffering=0, closefd=False) as file:
-        if int.from_bytes(file.read(8), "little") == MAGIC:
-            return
-        file.seek(0)
-        for _ in range(0, min(region.size, LOOKED_AT), step):
-            if any(file.read(step)):
-                raise RegionError(
-                    f"{region.path} holds something that is no Flyt region: choose another "
-                    "--region, or remove the file"
-                )
+    if int.from_bytes(os.pread(region.fd, 8, 0), "little") == MAGIC:
+        return
+    for offset in range(0, min(region.size, LOOKED_AT), step):
+        if any(os.pread(region.fd, step, offset)):
+            raise RegionError(
+                f"{region.path} holds something that is no Flyt region: choose another --region, "
+                "or remove the file"
+            )
 
 
 class Region:
