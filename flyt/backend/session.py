@@ -31,6 +31,7 @@ from flyt.backend.services import Services
 from flyt.backend.streams import SessionStream
 from flyt.errors import ConfigurationError, DeviceError, FlytError, ProtocolError, RegionError
 from flyt.rpc import messages as m
+from flyt.rpc.patience import linger_seconds
 from flyt.rpc.sockets import Incoming, Listener, Payload
 from flyt.shm.window import Window
 
@@ -156,7 +157,7 @@ class Session(threading.Thread):
             poller.register(source, zmq.POLLIN)
         for source in (listener.pollables[1], self._inbox.fileno()):
             stalled.register(source, zmq.POLLIN)
-        busy = False
+        busy, linger = False, 0.0
         while True:
             (poller if self._held is None else stalled).poll(0 if busy else self._patience_ms())
             self._inbox.run()
@@ -166,7 +167,8 @@ class Session(threading.Thread):
                 if self._held is not None or (incoming := listener.receive()) is None:
                     break
                 self._take(incoming)
-            busy = self.holdings.look()
+                linger = time.monotonic() + linger_seconds()
+            busy = self.holdings.look() or time.monotonic() < linger
             held, self._held = self._held, None
             if held is not None:
                 self._execute(held)

@@ -247,8 +247,10 @@ class Session:
         """cudaFreeHost of an allocation's address."""
         with self.connection.lock:
             block = self.pointers.remove(address, Space.PINNED)
-        if self.memory is None:
+        if block.index < 0:
             memory.release(address, -(-block.size // memory.OS_PAGE) * memory.OS_PAGE)
+        elif self.memory is None:
+            self.connection.refresh()  # the window went with the session: says so
         else:
             with self._users:
                 self.memory.free(self.connection, block.vpn)

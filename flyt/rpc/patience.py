@@ -16,8 +16,17 @@ import time
 SPIN_SECONDS = 0.02
 """About a gigabyte of DMA; whoever waits longer does not notice a wake-up."""
 
+LINGER_SECONDS = 0.0005
+"""A program that calls in a loop sends its next command well within that time."""
+
 CORES_TO_SPIN = 4
 """Client, session thread, and the I/O thread of each side want to run at the same time."""
+
+
+@functools.cache
+def linger_seconds() -> float:
+    """Seconds that a session's thread looks for the next command; 0 on few cores."""
+    return LINGER_SECONDS if spin_seconds() else 0.0
 
 
 @functools.cache

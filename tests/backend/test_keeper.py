@@ -167,9 +167,8 @@ def test_a_killed_keeper_is_replaced_and_told_again(site: Site) -> None:
     os.kill(first, signal.SIGSTOP)  # so that the orders are not carried out yet
     done = site.reclaim(1)
     os.kill(first, signal.SIGKILL)
-    site.until(lambda: done)
+    site.until(lambda: done and all(is_clean(site, frame) for frame in range(20)))
     assert site.reclaimer.pid not in (0, first)
-    assert all(is_clean(site, frame) for frame in range(20))
     assert site.served.is_whole()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from flyt.errors import ConfigurationError, RegionError
-from flyt.shm.layout import MIB
+from flyt.shm.layout import MAGIC, MIB
 from flyt.shm.region import Region, free_space, resolve
 
 SIZE = 2 * MIB
@@ -91,13 +91,28 @@ def test_adopt(name: str) -> None:
 
 
 def test_adopting_a_sparse_file_allocates_it_and_keeps_its_bytes(name: str) -> None:
+    bytes_there = MAGIC.to_bytes(8, "little") + b"was here"  # of an earlier daemon
     with open(SHM / name, "wb") as file:
-        file.write(b"QEMU was here")
+        file.write(bytes_there)
         file.truncate(SIZE)
     assert (SHM / name).stat().st_blocks * 512 < SIZE
     with closing(Region.create_or_adopt(name, SIZE)) as region:
         assert (SHM / name).stat().st_blocks * 512 >= SIZE
-        assert os.pread(region.fd, 13, 0) == b"QEMU was here"
+        assert os.pread(region.fd, 16, 0) == bytes_there
+
+
+def test_a_file_that_holds_something_else_is_not_adopted(tmp_path: Path) -> None:
+    """Formatting would wipe it: a mistyped path to a disk image, say."""
+    for at in (0, 100_000, SIZE - 1):
+        path = tmp_path / f"image{at}"
+        path.write_bytes(bytes(at) + b"x" + bytes(SIZE - at - 1))
+        with pytest.raises(RegionError, match="no Flyt region"):
+            Region.create_or_adopt(str(path), SIZE)
+        assert path.read_bytes()[at : at + 1] == b"x"
+    fresh = tmp_path / "fresh"
+    fresh.write_bytes(bytes(SIZE))
+    with closing(Region.create_or_adopt(str(fresh), None)) as region:
+        assert not region.created
 
 
 @pytest.mark.parametrize("size", [0, 4096, 256 * 1024 - 1])
