@@ -69,7 +69,7 @@ def connect(endpoint: str | None = None, region: str | None = None) -> Session:
         if old is not None:
             old.close()
         _again, _unavailable, _forked = None, None, False
-        thread.device = 0
+        thread.device = thread.last_error = 0
         try:
             _session = Session(Settings.read(endpoint, region))
         except FlytError as exc:

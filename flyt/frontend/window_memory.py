@@ -7,6 +7,7 @@ area follows, and every pinned allocation is a segment of its own.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 from collections.abc import Callable, Mapping
@@ -58,13 +59,14 @@ class WindowMemory:
 
     def __init__(self, path: str, welcome: m.Welcome, locks: FrameLocks) -> None:
         self._locks = locks
-        self._region = Region.open(path)
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(locks.close)
+            self._region = Region.open(path)
+            undo.callback(self._region.close)
             self._table = FrameTable(self._region.fd, self._region.size)
+            undo.callback(self._table.close)
             self._check_epoch(welcome.epoch)
-        except BaseException:
-            self._region.close()
-            raise
+            undo.pop_all()
         self.geometry: Geometry = self._table.geometry
         self.window: Window | None = None
         self.staging = (0, 0)

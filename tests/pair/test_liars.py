@@ -279,7 +279,7 @@ def test_shrinking_what_is_no_pinned_segment(liar: RawClient, vpn: int) -> None:
 def test_the_pid_of_another(liar: RawClient, honest: Honest, kind: Any) -> None:
     block = liar.malloc(4096)
     result = liar.call(kind, block, liar.geometry.page_size, 16, honest.pid)
-    refused(result, m.Status.PROTOCOL, f"for pid {honest.pid}", f"belongs to pid {liar.pid}")
+    refused(result, m.Status.PROTOCOL, f"for pid {honest.pid}", f"session is of pid {liar.pid}")
 
 
 # --- device memory ------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ def test_allocations_that_no_device_has(liar: RawClient) -> None:
     for device in (7, (1 << 32) - 1):
         refused(liar.call(m.Malloc, device, 16, 0), INVALID_DEVICE, f"no device {device}")
         refused(liar.call(m.MemInfo, device), INVALID_DEVICE, f"no device {device}")
-        refused(liar.call(m.Synchronize, device), INVALID_DEVICE, f"no device {device}")
+        refused(liar.call(m.EventCreate, 1 << 20, device, 0), INVALID_DEVICE, f"no device {device}")
     refused(liar.call(m.Malloc, 0, 0, 0), m.Status.PROTOCOL, "MALLOC of 0 bytes")
     assert liar.ends()
 
@@ -353,7 +353,7 @@ def test_region_commands_of_a_session_without_a_window(newcomer: RawClient) -> N
     assert newcomer.attach_inline().status == 0
     block = newcomer.malloc(64)
     result = newcomer.call(m.CopyIn, block, newcomer.geometry.page_size, 16, newcomer.pid)
-    refused(result, m.Status.PROTOCOL, "no window is attached")
+    refused(result, m.Status.PROTOCOL, "there is no window")
     assert newcomer.ends()
 
 
@@ -407,7 +407,7 @@ GARBAGE = {
     "a type that is text": (packed("Ping", 1), "unknown type"),
     "too few fields": (packed(5, 1), "Free with 1 fields, not 2"),
     "too many fields": (packed(14, 1, 2), "Ping with 2 fields, not 1"),
-    "a negative size": (packed(11, 1, 2, 3, -1), "Memset.size that should be an integer"),
+    "a negative size": (packed(11, 1, 2, 3, -1, 0), "Memset.size that should be an integer"),
     "a float": (packed(4, 1, 0, 1.5, 0), "Malloc.size that should be an integer"),
     "too large a number": (packed(4, 1, 1 << 32, 16, 0), "Malloc.device that should be"),
     "runs that are none": (packed(2, 1, 8, [[1, 2, 3]]), "Grow.table that should hold runs"),
