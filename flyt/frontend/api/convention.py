@@ -13,7 +13,7 @@ from typing import Any, ParamSpec
 
 from cuda.bindings.runtime import cudaError_t
 
-from flyt.errors import CommandTimeout, DeviceError, FlytError, ProtocolError
+from flyt.errors import DeviceError, FlytError
 from flyt.frontend.current import thread
 from flyt.frontend.lost import Lost
 from flyt.frontend.scheduling import NotReady
@@ -57,7 +57,7 @@ def cuda(values: int) -> Callable[[Callable[P, Answer]], Callable[P, Answer]]:
                 return (cudaError_t.cudaErrorNotReady, *[None] * values)
             except (DeviceError, Lost) as exc:
                 return failed(exc.code, str(exc), values)
-            except (ProtocolError, CommandTimeout, FlytError) as exc:
+            except FlytError as exc:
                 return failed(DEVICES_UNAVAILABLE, str(exc), values)
 
         return call
