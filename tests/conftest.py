@@ -246,6 +246,12 @@ def _watch_for_leaks() -> Iterator[None]:
             for key, text in probe().items()
             if key not in old
         ]
+        if collected:  # the second look: few names are left, and asking whose they are is slow
+            left = [
+                entry
+                for entry in left
+                if entry[0] is not _shared_memory or not _others_use(entry[1])
+            ]
         if not left or time.monotonic() > deadline:
             break
         if not collected:
@@ -253,11 +259,8 @@ def _watch_for_leaks() -> Iterator[None]:
             collected = True
         time.sleep(0.02)  # bounded by LEAK_GRACE: tear-down ends on other threads
     _reap_orphans(known)
-    leaks = [
-        text for probe, key, text in left if probe is not _shared_memory or not _others_use(key)
-    ]
-    if leaks:
-        pytest.fail("left behind: " + "; ".join(leaks), pytrace=False)
+    if left:
+        pytest.fail("left behind: " + "; ".join(text for *_, text in left), pytrace=False)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -103,6 +103,7 @@ class Lab:
         self.rt = rt
         self._work = work
         self._undo: list[Callable[[], Any]] = []
+        self._alive: list[Bytes] = []
 
     # --- what an answer must be ---
 
@@ -152,11 +153,17 @@ class Lab:
         return array
 
     def pageable(self, size: int, value: int = 0) -> Bytes:
-        return np.full(size, value, np.uint8)
+        """Host memory that CUDA doesn't know. It lives as long as this object: a fact may keep its
+        address alone."""
+        return self._kept(np.full(size, value, np.uint8))
 
     def pattern(self, size: int, seed: int = 1) -> Bytes:
-        """Bytes of which no two stretches are alike."""
-        return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
+        """`pageable` memory with bytes of which no two stretches are alike."""
+        return self._kept(np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8))
+
+    def _kept(self, array: Bytes) -> Bytes:
+        self._alive.append(array)
+        return array
 
     def stream(self, flags: int = 0) -> Any:
         handle = self.ok(self.rt.cudaStreamCreateWithFlags(flags))
