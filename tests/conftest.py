@@ -51,12 +51,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="emulated",
         help="the device that backends and device tests use (default: emulated)",
     )
+    parser.addoption(
+        "--no-ring",
+        action="store_true",
+        help="send all commands by ZeroMQ, as without the compiled library (FLYT_RING=0)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     # The caller's own settings must not decide what is tested.
     for name in [n for n in os.environ if n.startswith("FLYT_") and not n.startswith("FLYT_TEST_")]:
         del os.environ[name]
+    if config.getoption("--no-ring"):
+        os.environ["FLYT_RING"] = "0"
     # Child processes import the tree that is tested, wherever they run.
     path = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{path}" if path else str(ROOT)

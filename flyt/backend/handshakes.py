@@ -21,9 +21,10 @@ from flyt.backend.workers import (
     session_address,
 )
 from flyt.errors import DeviceError, FlytError, HandshakeError, ProtocolError
-from flyt.rpc.handshake import BACKEND, Feature, Offer, foreign_version, negotiate, offer_of
+from flyt.rpc.handshake import Feature, Offer, foreign_version, negotiate, offer, offer_of
 from flyt.rpc.messages import HELLOS, WELCOMES, AskStatus, Hello, Refused, StatusReport, Welcome
 from flyt.rpc.sockets import Incoming, Listener, Peer
+from flyt.shm import ring
 
 log = logging.getLogger(__name__)
 
@@ -156,7 +157,7 @@ class Handshakes:
     def _greet(
         self, listener: Listener, incoming: Incoming, principal: Principal, hello: Hello
     ) -> None:
-        features = negotiate(BACKEND, offer_of(hello))
+        features = negotiate(_offer(), offer_of(hello))
         limit = self._loop.call_later(HANDSHAKE_LIMIT, lambda: self._too_slow(pending))
         pending = _Pending(
             hello, listener, incoming, principal, features, limit, secrets.token_bytes(16)
@@ -278,6 +279,10 @@ class Handshakes:
         del self._pending[pending.key]
 
 
+def _offer() -> Offer:
+    return offer("backend", ring=ring.usable() is not None)
+
+
 def _decode(incoming: Incoming) -> Hello | AskStatus:
     if len(incoming.frames) != 1:
         raise ProtocolError(f"the client sent {len(incoming.frames)} frames where HELLO has one")
@@ -287,6 +292,6 @@ def _decode(incoming: Incoming) -> Hello | AskStatus:
     except ProtocolError:
         version = foreign_version(data)
         if version is not None:
-            negotiate(BACKEND, Offer("frontend", version, frozenset()))
+            negotiate(_offer(), Offer("frontend", version, frozenset()))
         raise
     return message

@@ -16,21 +16,25 @@ from flyt.backend.devices.base import Device, Handle
 from flyt.backend.services import Services
 from flyt.backend.streams import SessionStream, StreamTable
 from flyt.errors import DeviceError
-from flyt.rpc.patience import spin_seconds
+from flyt.rpc.patience import device_spin_seconds
 
 log = logging.getLogger(__name__)
 
 CallSoon = Callable[[Callable[[], None]], None]
 
 
+Finished = Callable[[int], None]
+
+
 @dataclasses.dataclass(slots=True, eq=False)
 class _Watched:
-    """A mark that the session's thread asks for itself until ``until`` (`time.monotonic`)."""
+    """A mark that the session's thread asks for itself until ``until`` (`time.monotonic`), and who
+    is to hear that it is reached."""
 
     device: Device
     mark: Handle
     work: int
-    finished: Callable[[int], None]
+    finished: list[Finished]
     until: float
 
 
@@ -62,6 +66,7 @@ class Holdings:
         self._call_soon = call_soon
         self._pools: dict[int, Handle] = {}
         self._marks: dict[SessionStream, collections.deque[_Watched]] = {}
+        self._unmarked: dict[SessionStream, list[Finished]] = {}
 
     @property
     def devices(self) -> list[Device]:
@@ -86,9 +91,15 @@ class Holdings:
             self.bounce = bounce
         return self.bounce
 
-    def when_done(self, streams: Iterable[SessionStream], call: Callable[[int], None]) -> None:
+    def when_done(
+        self, streams: Iterable[SessionStream], call: Finished, *, brief: bool = False
+    ) -> None:
         """Call ``call(code)`` on the session's thread once all the work that was put on these
-        streams so far is done; ``code`` is the first error of it, or 0."""
+        streams so far is done; ``code`` is the first error of it, or 0.
+
+        Brief work may share a mark with what follows it, until `mark` is called: then ``call`` is
+        made when that is done too.
+        """
         pending = list(streams)
         if not pending:
             self._call_soon(lambda: call(0))
@@ -102,17 +113,28 @@ class Holdings:
             if left == 0:
                 call(first)
 
-        until = time.monotonic() + spin_seconds()
         for stream in pending:
             self.waiting += 1
-            work = self._services.activity.enter()
-            try:
-                mark = stream.device.mark(stream.handle)
-            except DeviceError as exc:
-                self._arrived(work, finished, exc.code)
-                continue
-            watched = _Watched(stream.device, mark, work, finished, until)
-            self._marks.setdefault(stream, collections.deque()).append(watched)
+            self._unmarked.setdefault(stream, []).append(finished)
+            if not brief:
+                self._mark(stream)
+
+    def mark(self) -> None:
+        """Mark where the streams are now that have brief work without a mark of its own."""
+        for stream in list(self._unmarked):
+            self._mark(stream)
+
+    def _mark(self, stream: SessionStream) -> None:
+        finished = self._unmarked.pop(stream)
+        work = self._services.activity.enter()
+        try:
+            mark = stream.device.mark(stream.handle)
+        except DeviceError as exc:
+            self._arrived(work, finished, exc.code)
+            return
+        until = time.monotonic() + device_spin_seconds()
+        watched = _Watched(stream.device, mark, work, finished, until)
+        self._marks.setdefault(stream, collections.deque()).append(watched)
 
     def look(self) -> bool:
         """Finish what is done; whether it is worth looking again at once.
@@ -120,7 +142,13 @@ class Holdings:
         For a while the session's thread asks the device itself, which spares three wake-ups of
         threads; what takes longer is left to the device's own notification.
         """
-        now = time.monotonic()
+        while self._look_once() and len(self._marks) > 1:
+            continue  # one stream waits for another: what it waited for is told no later than it
+        return bool(self._marks)
+
+    def _look_once(self) -> bool:
+        """One look at each stream; whether something was done."""
+        now, done = time.monotonic(), False
         for stream, marks in list(self._marks.items()):
             while marks:  # those of one stream are reached in their order
                 watched = marks[0]
@@ -130,12 +158,14 @@ class Holdings:
                 marks.popleft()
                 if code is None:
                     self._leave_to_device(watched)
-                else:
-                    self._services.activity.leave(watched.work)
-                    watched.finished(code)
+                    continue
+                done = True
+                self._services.activity.leave(watched.work)
+                for finished in watched.finished:
+                    finished(code)
             if not marks:
                 self._marks.pop(stream, None)
-        return bool(self._marks)
+        return done
 
     def _leave_to_device(self, watched: _Watched) -> None:
         arrived = functools.partial(self._arrived, watched.work, watched.finished)
@@ -144,10 +174,15 @@ class Holdings:
         except DeviceError as exc:
             arrived(exc.code)
 
-    def _arrived(self, work: int, finished: Callable[[int], None], code: int) -> None:
+    def _arrived(self, work: int, finished: list[Finished], code: int) -> None:
         """From any thread: the device has told that a mark is reached."""
         self._services.activity.leave(work)
-        self._call_soon(functools.partial(finished, code))
+
+        def run() -> None:
+            for one in finished:
+                one(code)
+
+        self._call_soon(run)
 
     def free(self, block: Block) -> list[SessionStream]:
         """Free a block behind all work of its device, as cudaFree does; returns the stream on

@@ -21,6 +21,10 @@ class Inbox:
         """The descriptor to poll for input."""
         return self._wake
 
+    def __bool__(self) -> bool:
+        """Whether there is something to run."""
+        return bool(self._calls)
+
     def put(self, call: Callable[[], None]) -> None:
         """Have ``call`` run on the taking thread; never waits. After `close` it is dropped."""
         self._calls.append(call)

@@ -18,6 +18,9 @@ from flyt.shm import memory
 if TYPE_CHECKING:
     from flyt.backend.session import Session
 
+BRIEF_BYTES = 64 << 10
+"""Work of so many bytes is done within microseconds: several share a mark."""
+
 MAX_ASIDE = 64
 """Blocks a session may have put aside because their addresses were taken on the other side: eight
 tries a cudaMalloc are allowed, and that they fail often means a client that plays with us."""
@@ -107,7 +110,7 @@ def _copy(
     others = streams.across(stream, {block.device for block in blocks})
     stream.device.copy(destination, source, command.size, handle)
     streams.behind(others, stream)
-    session.complete(command.id, [stream])
+    session.complete(command.id, [stream], brief=command.size <= BRIEF_BYTES)
 
 
 def fill(session: Session, command: m.Memset, _: list[bytes]) -> None:
@@ -115,7 +118,7 @@ def fill(session: Session, command: m.Memset, _: list[bytes]) -> None:
     streams = session.holdings.streams
     stream = streams.get(command.stream)
     stream.device.fill(command.address, command.value, command.size, streams.use(stream))
-    session.complete(command.id, [stream])
+    session.complete(command.id, [stream], brief=command.size <= BRIEF_BYTES)
 
 
 def push(session: Session, command: m.Push, payload: list[bytes]) -> None:

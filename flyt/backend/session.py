@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import math
 import os
 import threading
 import time
@@ -29,10 +28,12 @@ from flyt.backend.memory_commands import Stall
 from flyt.backend.orders import Closed, Granted, Open, Opened, Reclaimed
 from flyt.backend.services import Services
 from flyt.backend.streams import SessionStream
+from flyt.backend.wire import Wire
 from flyt.errors import ConfigurationError, DeviceError, FlytError, ProtocolError, RegionError
 from flyt.rpc import messages as m
-from flyt.rpc.patience import linger_seconds
-from flyt.rpc.sockets import Incoming, Listener, Payload
+from flyt.rpc.patience import is_polite, linger_seconds
+from flyt.rpc.sockets import Listener, Payload
+from flyt.shm import ring
 from flyt.shm.window import Window
 
 log = logging.getLogger(__name__)
@@ -41,8 +42,14 @@ ATTACH_SECONDS = 10.0
 """A client that was welcomed attaches within this time, or the session ends."""
 
 FAREWELL_SECONDS = 0.5
-"""How long a session that ends with words for its client keeps the socket: when a connection ends,
-the client's libzmq drops what was not read yet."""
+"""How long a session that ends with words for its client keeps the socket."""
+
+GLANCE_SECONDS = 0.00002
+"""How long to look at the ring between two looks at the device."""
+
+FULL_MS = 5
+"""A client that does not read its replies is looked at so often, in milliseconds; nothing wakes the
+thread when it reads."""
 
 _MESSAGES_A_TURN = 64
 """Messages taken before the thread looks at everything else: a stranger can flood the socket."""
@@ -73,13 +80,13 @@ class Session(threading.Thread):
         self.requests: dict[int, Callable[[Granted | Reclaimed], None]] = {}
         self.proof = int.from_bytes(os.urandom(8), "little")
         self._request = 0
-        self._identity = b""
-        self._source = -1
         self._taken = self._told = 0
+        self._acks: list[int] = []
+        self._last_command = 0.0
         self._last_words = False
-        self._held: Incoming | None = None
+        self._held: list[bytes] | None = None
         self._deadline = time.monotonic() + ATTACH_SECONDS
-        self._listener: Listener | None = None
+        self._wire: Wire | None = None
 
     # --- from any thread ---
 
@@ -109,7 +116,7 @@ class Session(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._listener = Listener(
+            listener = Listener(
                 self.services.context,
                 self.order.address,
                 heartbeat_ms=self.services.heartbeat_ms,
@@ -119,12 +126,13 @@ class Session(threading.Thread):
             self.services.tell(Opened(self.id, 0, "", f"no socket for the session: {exc}"))
             self._inbox.close()
             return
-        endpoint = self._listener.endpoint
+        self._wire = Wire(listener, functools.partial(admits, self.order))
+        endpoint = listener.endpoint
         name = os.path.basename(endpoint.path)
         self.services.tell(Opened(self.id, endpoint.port, name, ""))
         reason = "unknown"
         try:
-            self._serve()
+            self._serve(listener, self._wire)
         except Ended as exc:
             reason = str(exc)
         except Exception as exc:  # a fault of ours ends this session, never the worker's others
@@ -139,40 +147,75 @@ class Session(threading.Thread):
             self.services.registry.drop(self.id)
             self.services.tell(Closed(self.id, reason[:4096]))
             if self._last_words:
-                self._farewell(self._listener)
-            self._listener.close()
+                self._wire.farewell(FAREWELL_SECONDS)
+            listener.close()
 
-    def _farewell(self, listener: Listener) -> None:
-        """Keep the socket until the client has gone, or had its time to read the last words."""
-        deadline = time.monotonic() + FAREWELL_SECONDS
-        monitor = listener.pollables[1]
-        while self._source not in listener.gone() and (left := deadline - time.monotonic()) > 0:
-            monitor.poll(math.ceil(left * 1000))
-
-    def _serve(self) -> None:
-        listener = self._listening()
+    def _serve(self, listener: Listener, wire: Wire) -> None:
         poller = zmq.Poller()
-        stalled = zmq.Poller()  # does not look for commands, so they don't keep it from sleeping
+        deaf = zmq.Poller()  # does not look for commands, so they don't keep it from sleeping
         for source in (*listener.pollables, self._inbox.fileno()):
             poller.register(source, zmq.POLLIN)
         for source in (listener.pollables[1], self._inbox.fileno()):
-            stalled.register(source, zmq.POLLIN)
-        busy, linger = False, 0.0
+            deaf.register(source, zmq.POLLIN)
         while True:
-            (poller if self._held is None else stalled).poll(0 if busy else self._patience_ms())
-            self._inbox.run()
-            if self._source in listener.gone():
-                raise Ended("the client's connection ended")
-            for _ in range(_MESSAGES_A_TURN):
-                if self._held is not None or (incoming := listener.receive()) is None:
-                    break
-                self._take(incoming)
-                linger = time.monotonic() + linger_seconds()
-            busy = self.holdings.look() or time.monotonic() < linger
-            held, self._held = self._held, None
-            if held is not None:
-                self._execute(held)
-                busy = busy or self._held is None
+            try:
+                took = self._take_commands(wire)
+                self.holdings.mark()
+                busy = self.holdings.look()
+                took = self._inbox.run() or took
+                self._again()
+                self._tell_done()
+                if wire.gone:
+                    raise Ended("the client's connection ended")
+                if self._held is not None or wire.is_full:
+                    deaf.poll(0 if busy else FULL_MS if wire.is_full else None)
+                    wire.look_for_end()
+                    wire.push()
+                elif not took:
+                    self._rest(poller, wire, busy)
+            except ProtocolError as exc:
+                self._protocol_error(0, exc)
+
+    def _take_commands(self, wire: Wire) -> bool:
+        """Take what has come, up to a turn's share; whether there was anything."""
+        if not wire.has_rings:
+            wire.look_for_end()
+        for taken in range(_MESSAGES_A_TURN):
+            if self._held is not None or wire.is_full or (frames := wire.receive()) is None:
+                return taken > 0
+            self._taken += 1
+            self._last_command = time.monotonic()
+            self._execute(frames)
+            if self._taken - self._told >= _CREDIT_STEP:
+                self._told = self._taken
+                wire.reply([m.REPLIES.encode(m.Credit(self._taken))])
+        return True
+
+    def _again(self) -> None:
+        """Try the command that could not be taken."""
+        held, self._held = self._held, None
+        if held is not None:
+            self._execute(held)
+
+    def _rest(self, poller: zmq.Poller, wire: Wire, busy: bool) -> None:
+        """Nothing came: look for the next command for a moment, then sleep.
+
+        While the device is to tell of work it is the device that is waited for.
+        """
+        if busy and wire.has_rings:
+            wire.spin(GLANCE_SECONDS)
+        elif busy or self._lingers(wire):
+            poller.poll(0)
+        elif self.holdings.waiting or not wire.spin(linger_seconds()):
+            if wire.fall_asleep():
+                poller.poll(self._patience_ms())
+            wire.wake_up()
+
+    def _lingers(self, wire: Wire) -> bool:
+        """Without rings: whether the socket is asked a little longer."""
+        if wire.has_rings or is_polite():
+            return False
+        return time.monotonic() < self._last_command + linger_seconds()
 
     def _patience_ms(self) -> int | None:
         """How long to sleep at most: for ever once the client has attached."""
@@ -183,47 +226,28 @@ class Session(threading.Thread):
             raise Ended(f"the client did not attach within {ATTACH_SECONDS:.0f} s")
         return int(left * 1000) + 1
 
-    def _listening(self) -> Listener:
-        if self._listener is None:
-            raise Ended("the session has no socket")
-        return self._listener
-
     # --- commands ---
 
-    def _take(self, incoming: Incoming) -> None:
-        if incoming.identity != self._identity and not self._binds(incoming):
-            return  # a stranger: no answer, no trace
-        self._taken += 1
-        self._execute(incoming)
-        if self._taken - self._told >= _CREDIT_STEP:
-            self._told = self._taken
-            self._send([m.REPLIES.encode(m.Credit(self._taken))])
-
-    def _binds(self, incoming: Incoming) -> bool:
-        if self._identity or not admits(self.order, incoming):
-            return False
-        # Descriptors are used again: strangers that had this one before are settled first.
-        self._listening().gone()
-        self._identity, self._source = incoming.identity, incoming.source
-        return True
-
-    def _execute(self, incoming: Incoming) -> None:
+    def _execute(self, frames: list[bytes]) -> None:
         number = 0
         try:
-            command = m.COMMANDS.decode(incoming.frames[0] if incoming.frames else b"")
+            command = m.COMMANDS.decode(frames[0] if frames else b"")
             number = command.id
             self._check_attached(command)
-            _HANDLERS[type(command)](self, command, incoming.frames[1:])
+            _HANDLERS[type(command)](self, command, frames[1:])
         except Stall:
-            self._held = incoming
+            self._held = frames
         except ProtocolError as exc:
-            self.answer(number, m.Status.PROTOCOL, text=str(exc))
-            self._last_words = True
-            raise Ended(f"protocol error: {exc}") from exc
+            self._protocol_error(number, exc)
         except DeviceError as exc:
             self.fail(number, exc)
         except RegionError as exc:
             self.answer(number, m.Status.FRAMES_REFUSED, text=str(exc))
+
+    def _protocol_error(self, number: int, exc: ProtocolError) -> NoReturn:
+        result = m.Result(number, m.Status.PROTOCOL, self._taken, (), str(exc)[:4096])
+        self._say_last(result)
+        raise Ended(f"protocol error: {exc}") from exc
 
     def _check_attached(self, command: object) -> None:
         if not self.attached and not isinstance(command, m.Attach):
@@ -238,13 +262,32 @@ class Session(threading.Thread):
         text: str = "",
         payload: Payload | None = None,
     ) -> None:
-        """Send the one Result of command ``number``."""
+        """Send the one answer to command ``number``; plain successes wait for the turn's end, and
+        go together."""
+        if not (status or values or text or payload is not None):
+            self._acks.append(number)
+            return
+        self._tell_done()
         self._told = self._taken
         result = m.Result(number, status, self._taken, tuple(values)[:64], text[:4096])
         frames: list[Payload] = [m.REPLIES.encode(result)]
         if payload is not None:
             frames.append(payload)
-        self._send(frames)
+        self._reply(frames)
+
+    def _tell_done(self) -> None:
+        """Answer all plain successes so far, in their order, a message for each unbroken row."""
+        acks = self._acks
+        start = 0
+        while start < len(acks):
+            end = start + 1
+            while end < len(acks) and acks[end] == acks[end - 1] + 1:
+                end += 1
+            self._told = self._taken
+            done = m.Done(self._taken, acks[start], end - start)
+            self._reply([m.REPLIES.encode(done)])
+            start = end
+        acks.clear()
 
     def fail(self, number: int, exc: DeviceError) -> None:
         """Answer with a device's error. A sticky one ends the worker, and is the last word at once:
@@ -255,24 +298,48 @@ class Session(threading.Thread):
         self.answer(number, exc.code, text=exc.detail)
 
     def _last_word(self, code: int, text: str) -> NoReturn:
-        self._send([m.REPLIES.encode(m.Sticky(code, text[:4096]))])
-        self._last_words = True
+        self._say_last(m.Sticky(code, text[:4096]))
         raise Ended(f"sticky error {code}")
+
+    def _say_last(self, message: m.Result | m.Sticky) -> None:
+        self._last_words = True
+        if self._wire is not None:
+            self._wire.last_word([m.REPLIES.encode(message)])
 
     def _device_failed(self, exc: DeviceError) -> None:
         if exc.code in STICKY:
             self.services.broken(exc.code, exc.detail)
 
-    def _send(self, frames: list[Payload]) -> None:
-        if self._identity and not self._listening().send(self._identity, frames):
-            raise Ended("the client's connection ended")
+    def _reply(self, frames: list[Payload]) -> None:
+        if self._wire is not None:
+            self._wire.reply(frames)
+
+    def use_rings(self, control_page: int) -> None:
+        """The client of this session will use the rings in its control page."""
+        native = ring.usable()
+        if native is None or self._wire is None:
+            raise ProtocolError("the client asks for rings, which this backend did not offer")
+        self._wire.use_rings(native, control_page)
+
+    def drop_rings(self) -> None:
+        """The control page is about to be unmapped."""
+        if self._wire is not None:
+            self._wire.drop_rings()
 
     # --- for the handlers ---
 
     def complete(
-        self, number: int, streams: Iterable[SessionStream], values: Iterable[int] = ()
+        self,
+        number: int,
+        streams: Iterable[SessionStream],
+        values: Iterable[int] = (),
+        *,
+        brief: bool = False,
     ) -> None:
-        """Answer command ``number`` once the work put on these streams so far is done."""
+        """Answer command ``number`` once the work put on these streams so far is done.
+
+        With ``brief`` it may be answered together with what follows it in the same turn.
+        """
 
         def done(code: int) -> None:
             if code:
@@ -280,7 +347,7 @@ class Session(threading.Thread):
             else:
                 self.answer(number, 0, values)
 
-        self.holdings.when_done(streams, done)
+        self.holdings.when_done(streams, done, brief=brief)
 
     def ask(
         self, make: Callable[[int], object], then: Callable[[Granted | Reclaimed], None]
@@ -295,8 +362,7 @@ class Session(threading.Thread):
     def leave(self, number: int) -> None:
         """Bye: release everything, then answer."""
         self._release()
-        self.answer(number)
-        self._last_words = True
+        self._say_last(m.Result(number, 0, self._taken, (), ""))
         raise Ended("the client left")
 
     def _release(self) -> None:
@@ -327,6 +393,7 @@ class Session(threading.Thread):
             try:
                 self._inbox.run()
                 busy = self.holdings.look()
+                self._tell_done()
             except Ended:  # already ending: what is left runs all the same
                 self._inbox.put(_nothing)
                 busy = True

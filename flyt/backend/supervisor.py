@@ -281,6 +281,7 @@ class Supervisor:
             credits=CREDITS,
             inline_chunk=INLINE_CHUNK,
             heartbeat_ms=self._options.heartbeat_ms,
+            features=tuple(sorted(features)),
             snapshot=snapshot,
             **shared,
         )

@@ -107,6 +107,8 @@ def _map_and_prove(session: Session, command: m.Attach, window: Window) -> None:
 
         _return(session, command.table, returned)
         return
+    if command.ring:
+        session.use_rings(page)
     memory.store_word(page + layout.BACKEND_PROOF, session.proof)
     error = _map_registered(session, window, 1, staging)
     if error is not None:
@@ -193,6 +195,7 @@ def release(session: Session) -> None:
     window, session.window = session.window, None
     if window is None:
         return
+    session.drop_rings()
     session.services.registry.drop(session.id)
     for vpn in list(window.segments):
         if vpn and window.table(vpn) is not None:  # else the reaper has it already

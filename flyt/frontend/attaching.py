@@ -10,19 +10,23 @@ from flyt.errors import RegionError
 from flyt.frontend.connection import Connection
 from flyt.frontend.settings import Settings
 from flyt.frontend.staging import StagingSlots
+from flyt.frontend.staging_ring import MIN_RING_BYTES, RING_BYTES, SHARE_OF_STAGING, StagingRing
 from flyt.frontend.statistics import Statistics
 from flyt.frontend.window_memory import WindowMemory
 from flyt.rpc import messages as m
 from flyt.rpc.endpoints import Endpoint
+from flyt.rpc.handshake import Feature
+from flyt.shm import ring
 from flyt.shm.locks import FrameLocks
 from flyt.shm.runtime_dir import runtime_dir
 
 
 class Attached(NamedTuple):
-    """What a session works with; both None where payloads travel inline."""
+    """What a session works with; all None where payloads travel inline."""
 
     memory: WindowMemory | None
     slots: StagingSlots | None
+    ring: StagingRing | None
 
 
 def attach(
@@ -46,14 +50,14 @@ def attach(
             _region(settings, endpoint, welcome), welcome, _locks(endpoint, welcome)
         )
         try:
-            return Attached(memory, _stage(memory, settings, welcome, connection, counts))
+            return Attached(memory, *_stage(memory, settings, welcome, connection, counts))
         except BaseException:
             memory.close({})
             raise
     except RegionError as exc:
         counts.fallback("fallback_inline", f"payloads travel inline, which is slow: {exc}")
     connection.call(lambda number: m.Attach(number, welcome.token, True, 0, 0, (), 0))
-    return Attached(None, None)
+    return Attached(None, None, None)
 
 
 def _region(settings: Settings, endpoint: Endpoint, welcome: m.Welcome) -> str:
@@ -84,15 +88,22 @@ def _stage(
     welcome: m.Welcome,
     connection: Connection,
     counts: Statistics,
-) -> StagingSlots:
-    """Attach with a window and cut its staging area into slots."""
+) -> tuple[StagingSlots, StagingRing]:
+    """Attach with a window and cut its staging area into slots and a ring."""
     count, size = settings.staging(welcome.region_size, welcome.page_size)
-    pages = max(2, -(-count * size // welcome.page_size))
-    base = memory.attach(connection, welcome.token, pages)
+    small = min(RING_BYTES, max(size, MIN_RING_BYTES))
+    pages = max(2, -(-(count * size + small) // welcome.page_size))
+    native = ring.usable() if Feature.RING in welcome.features else None
+    base = memory.attach(connection, welcome.token, pages, native)
     index, length = memory.staging
     if length < pages * welcome.page_size:
         counts.fallback(
             "fallback_small_staging",
             f"the region is nearly full: {length} bytes of staging instead of {count * size}",
         )
-    return StagingSlots(base + index, index, length, count, size)
+    small = min(small, length // SHARE_OF_STAGING // 4096 * 4096)
+    length -= small
+    return (
+        StagingSlots(base + index, index, length, count, size),
+        StagingRing(base + index + length, index + length, small),
+    )

@@ -21,10 +21,12 @@ from flyt.frontend.lost import DEVICES_UNAVAILABLE, Lost
 from flyt.frontend.shield import ShieldedLock
 from flyt.frontend.streams import Event, Stream
 from flyt.frontend.waiting import WaitingRoom
+from flyt.frontend.wire import Wire
 from flyt.rpc import messages as m
 from flyt.rpc.endpoints import Endpoint
 from flyt.rpc.patience import Deadline
-from flyt.rpc.sockets import Dialer, Payload
+from flyt.rpc.sockets import Payload
+from flyt.shm.native import Native
 
 SILENT_LIMITS = 2
 """The backend counts as stuck after this many heartbeat limits without an answer to a PING. Its
@@ -54,7 +56,7 @@ class Connection:
         self.lock = ShieldedLock()
         self.inflight = InflightTable()
         self.lost: Lost | None = None
-        self._dialer = Dialer(context, endpoint, heartbeat_ms=heartbeat_ms)
+        self._wire = Wire(context, endpoint, heartbeat_ms)
         self._limit = max(heartbeat_ms, 1000) / 1000 if heartbeat_ms else math.inf
         self._credits = window
         self._sent = self._taken = 0
@@ -65,12 +67,17 @@ class Connection:
         self._room = WaitingRoom(
             self.lock,
             self.inflight,
-            self._dialer.filenos(),
+            self._wire,
             step=min(self._limit / 4, 1.0),
             look=self._look,
             drain=self._drain,
         )
         self._closed = False
+
+    def use_rings(self, native: Native, control_page: int) -> None:
+        """Commands and replies go through the control page from now on."""
+        with self.lock:
+            self._wire.use_rings(native, control_page)
 
     # --- sending ---
 
@@ -145,7 +152,7 @@ class Connection:
         if not len(self.inflight):
             self._heard = time.monotonic()  # an idle session's silence means nothing
         self.inflight.add(pending)
-        if not self._dialer.send(frames):
+        if not self._wire.send(frames):
             self._drain()
             self._lose(DEVICES_UNAVAILABLE, "the connection to the backend ended")
             self._check()
@@ -154,8 +161,7 @@ class Connection:
             self.posts += 1
         else:
             self.calls += 1
-        if self._dialer.readable():  # a send may swallow the wake-up of what has come meanwhile
-            self._drain()
+        self._drain()  # a send may swallow the wake-up of what has come meanwhile
 
     def call(self, make: Callable[[int], Command], **details: Any) -> Pending:
         """Send a command and wait for its answer.
@@ -220,7 +226,7 @@ class Connection:
             return
         if silent > self._limit * (1 + SILENT_LIMITS) and self._pinged > self._heard:
             text = (
-                f"the backend at {self._dialer.endpoint} is connected but has not answered for "
+                f"the backend at {self._wire.endpoint} is connected but has not answered for "
                 f"{silent:.0f} s; {self.inflight.describe()}"
             )
             self._lose(DEVICES_UNAVAILABLE, text)
@@ -236,16 +242,15 @@ class Connection:
     def _drain(self) -> None:
         if self._closed:
             return
-        self._dialer.check()
         heard = False
-        while (frames := self._dialer.receive()) is not None:
+        while (frames := self._wire.receive()) is not None:
             heard = True
             self._dispatch(frames)
         if heard:
             self._heard = time.monotonic()
             self._room.stir()
-        if self._dialer.lost is not None and self.lost is None:
-            self._lose(DEVICES_UNAVAILABLE, self._dialer.lost)
+        if self._wire.lost is not None and self.lost is None:
+            self._lose(DEVICES_UNAVAILABLE, self._wire.lost)
 
     def _dispatch(self, frames: list[bytes]) -> None:
         try:
@@ -259,6 +264,9 @@ class Connection:
         self._taken = max(self._taken, reply.taken)
         if isinstance(reply, m.Credit):
             return
+        if isinstance(reply, m.Done):
+            self._all_done(reply)
+            return
         pending = self.inflight.answer(
             reply.id,
             status=reply.status,
@@ -266,8 +274,18 @@ class Connection:
             values=reply.values,
             payload=frames[1] if len(frames) > 1 else None,
         )
-        if pending is not None and pending.posted and reply.status and self._deferred is None:
+        if pending is None and reply.status == m.Status.PROTOCOL:
+            self._lose(DEVICES_UNAVAILABLE, f"the backend ended the session: {reply.text}")
+        elif pending is not None and pending.posted and reply.status and self._deferred is None:
             self._deferred = DeviceError(reply.status, reply.text or pending.name)
+
+    def _all_done(self, reply: m.Done) -> None:
+        if reply.count > self._sent:
+            text = f"the backend answered {reply.count} commands at once, {self._sent} were sent"
+            self._lose(DEVICES_UNAVAILABLE, text)
+            return
+        for number in range(reply.first, reply.first + reply.count):
+            self.inflight.succeed(number)
 
     def _lose(self, code: int, reason: str) -> None:
         if self.lost is None:
@@ -293,6 +311,8 @@ class Connection:
 
     def raise_deferred(self) -> None:
         """Report the error of an earlier post, once, as CUDA reports asynchronous errors."""
+        if self._deferred is None:
+            return
         with self.lock:
             error, self._deferred = self._deferred, None
         if error is not None:
@@ -305,13 +325,17 @@ class Connection:
                 return
             self._lose(DEVICES_UNAVAILABLE, reason)
             self._closed = True
-            self._dialer.close()
+            self._wire.close()
             self._room.close()
+
+    def is_left(self, seconds: float) -> bool:
+        """After `close`: whether no thread looks at the control page any more."""
+        return self._room.is_left(seconds)
 
     def forget_in_child(self) -> None:
         """After a fork, in the child: let go of the parent's connection without touching it."""
         self._closed = True
         self.lock = ShieldedLock()  # another thread of the parent may have held it
-        self._dialer.close_in_child()
+        self._wire.close_in_child()
         os.close(self._room.descriptor)
         self.lost = Lost(3, "this process was forked from one with a Flyt session")

@@ -12,9 +12,10 @@ import zmq
 from flyt.errors import CommandTimeout, HandshakeError, ProtocolError, SessionLost
 from flyt.rpc import messages as m
 from flyt.rpc.endpoints import Endpoint
-from flyt.rpc.handshake import FRONTEND
+from flyt.rpc.handshake import offer
 from flyt.rpc.patience import Deadline
 from flyt.rpc.sockets import Dialer
+from flyt.shm import ring
 
 HEARTBEAT_MS = 5000
 """On the daemon's main endpoint; the handshake is over long before it matters."""
@@ -34,7 +35,8 @@ def greet(
     CommandTimeout
         No answer within the deadline.
     """
-    hello = m.Hello(FRONTEND.version, tuple(sorted(FRONTEND.features)), os.getpid(), _program())
+    mine = offer("frontend", ring=ring.usable() is not None)
+    hello = m.Hello(mine.version, tuple(sorted(mine.features)), os.getpid(), _program())
     answer = ask(context, endpoint, hello, deadline)
     if isinstance(answer, m.Refused):
         raise HandshakeError(answer.text)

@@ -38,7 +38,7 @@ class Scheduler:
 
     def stream(self, handle: int, device: int) -> Stream:
         """The stream that a handle means to this thread, whose current device is ``device``."""
-        with self._connection.lock:
+        with self._connection.lock.reading:
             if handle > PER_THREAD:
                 return self.table.get(handle)
             found = self.table.special(handle, device)
@@ -68,7 +68,7 @@ class Scheduler:
     def query(self, stream: Stream) -> None:
         """NotReady while the stream, or one whose work it waits for, is busy."""
         self._connection.refresh()
-        with self._connection.lock:
+        with self._connection.lock.reading:
             busy = any(not s.idle for s in self.table.before(stream))
         if busy:
             raise NotReady
@@ -76,7 +76,7 @@ class Scheduler:
 
     def synchronize(self, stream: Stream) -> None:
         """Wait until the stream, and those whose work it waits for, are idle."""
-        with self._connection.lock:
+        with self._connection.lock.reading:
             streams = self.table.before(stream)
         self._wait(s.last for s in streams)
 
@@ -108,7 +108,7 @@ class Scheduler:
 
     def event(self, handle: int) -> Event:
         """An event by handle, or DeviceError cudaErrorInvalidResourceHandle."""
-        with self._connection.lock:
+        with self._connection.lock.reading:
             return self.table.event(handle)
 
     def record(self, event: Event, stream: Stream) -> None:

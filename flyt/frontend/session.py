@@ -31,6 +31,7 @@ from flyt.frontend.reservations import GRANULE, Reservations
 from flyt.frontend.scheduling import Scheduler
 from flyt.frontend.settings import Settings
 from flyt.frontend.staging import StagingSlots
+from flyt.frontend.staging_ring import StagingRing
 from flyt.frontend.statistics import Statistics
 from flyt.frontend.transfer import InlineWay, StagedWay, Transfers, Way
 from flyt.frontend.users import Users
@@ -86,8 +87,9 @@ class Session:
         gives it back."""
         self.arrays: dict[int, int] = {}
         """Address and size of the living arrays of `flyt.pinned_empty`."""
-        self._engine = CopyEngine()
+        self._engine = CopyEngine(settings.copy_threads)
         self._slots: StagingSlots | None = None
+        self._ring: StagingRing | None = None
         self._users = Users()
         self._closed = False
         self._kept: dict[int, bytes] = {}
@@ -110,7 +112,7 @@ class Session:
             )
             self._owned.callback(self._close_memory)
             self._owned.callback(self.connection.close)
-            self.memory, self._slots = attach(
+            self.memory, self._slots, self._ring = attach(
                 settings, endpoint, self.welcome, self.connection, self.counts
             )
             undo.pop_all()
@@ -139,9 +141,11 @@ class Session:
 
     def _way(self) -> Way:
         """How pageable bytes get to the device and back."""
-        if self._slots is None:
+        if self._slots is None or self._ring is None:
             return InlineWay(self.connection, self.welcome.inline_chunk, self.counts)
-        return StagedWay(self.connection, self._slots, self._engine, self.pid, self.counts)
+        return StagedWay(
+            self.connection, self._slots, self._ring, self._engine, self.pid, self.counts
+        )
 
     # --- facts ---
 
@@ -160,7 +164,7 @@ class Session:
 
     def inflight(self) -> list[InflightCommand]:
         """Commands that were sent and not answered yet, oldest first."""
-        with self.connection.lock:
+        with self.connection.lock.reading:
             return self.connection.inflight.snapshot()
 
     def statistics(self) -> dict[str, int]:
@@ -180,7 +184,7 @@ class Session:
 
     def place(self, address: int, size: int) -> Place:
         """Where an address range lies; see `PointerMap.place`."""
-        with self.connection.lock:
+        with self.connection.lock.reading:
             return self.pointers.place(address, size)
 
     # --- device memory ---
@@ -300,7 +304,8 @@ class Session:
         held, self.memory = self.memory, None
         if held is None:
             return
-        if self._users.wait_for_none(GOODBYE_SECONDS):
+        # In this order: no thread can begin to look once the connection is closed.
+        if self.connection.is_left(GOODBYE_SECONDS) and self._users.wait_for_none(GOODBYE_SECONDS):
             held.close(self._kept)
         else:  # better to leak the mapping than to unmap it under a copy
             log.error("a copy of another thread goes on; the session's window stays mapped")

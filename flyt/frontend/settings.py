@@ -8,6 +8,8 @@ import os
 from collections.abc import Mapping
 
 from flyt.errors import ConfigurationError
+from flyt.rpc.patience import spin_seconds
+from flyt.shm.copy import MAX_THREADS
 from flyt.shm.runtime_dir import runtime_dir
 
 DEFAULT_SLOTS = 4
@@ -34,6 +36,8 @@ class Settings:
         Staging slots, at least 2.
     slot_size : int
         Bytes of one slot; 0 derives it from the region's size.
+    copy_threads : int
+        Threads of the copy engine, the caller's included; 0 for the default.
     connect_seconds : float
         Time limit of handshake and attach.
     """
@@ -42,6 +46,7 @@ class Settings:
     region: str = ""
     slots: int = DEFAULT_SLOTS
     slot_size: int = 0
+    copy_threads: int = 0
     connect_seconds: float = 15.0
 
     @classmethod
@@ -58,12 +63,14 @@ class Settings:
         ConfigurationError
             Names the variable whose value can't be used.
         """
+        spin_seconds()  # a value that can't be used is told here, not in the midst of a copy
         where = endpoint or environ.get("FLYT_BACKEND") or f"ipc://{runtime_dir()}/backend.sock"
         return cls(
             endpoint=where,
             region=region if region is not None else environ.get("FLYT_REGION", ""),
             slots=_number(environ, "FLYT_STAGING_SLOTS", DEFAULT_SLOTS, 2, 64),
             slot_size=_number(environ, "FLYT_SLOT_SIZE", 0, 0, 1 << 30),
+            copy_threads=_number(environ, "FLYT_COPY_THREADS", 0, 0, MAX_THREADS),
         )
 
     def staging(self, region_size: int, page_size: int) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from flyt.frontend.inflight import Command, Pending
 from flyt.frontend.pointers import Place, Space
 from flyt.frontend.scheduling import Scheduler
 from flyt.frontend.staging import Slot, StagingSlots
+from flyt.frontend.staging_ring import StagingRing
 from flyt.frontend.statistics import Statistics
 from flyt.frontend.streams import Stream
 from flyt.frontend.users import Users
@@ -43,18 +44,23 @@ class StagedWay:
         self,
         connection: Connection,
         slots: StagingSlots,
+        ring: StagingRing,
         engine: CopyEngine,
         pid: int,
         statistics: Statistics,
     ) -> None:
         self._connection = connection
         self._slots = slots
+        self._ring = ring
         self._engine = engine
         self._pid = pid
         self._statistics = statistics
 
     def to_device(self, destination: int, source: int, size: int, stream: Stream) -> None:
         """Posted slot by slot; the source may be changed as soon as this returns."""
+        if size <= self._ring.largest:
+            self._small_to_device(destination, source, size, stream)
+            return
         slots, pid = self._slots, self._pid
         for offset in range(0, size, slots.size):
             length = min(slots.size, size - offset)
@@ -74,6 +80,26 @@ class StagedWay:
                 self._recover(slot, sent)
                 raise
             slots.hold(slot, pending)
+        self._statistics.add("staged_h2d_bytes", size)
+
+    def _small_to_device(self, destination: int, source: int, size: int, stream: Stream) -> None:
+        ticket, sent = self._ring.take(self._connection, size), list[Pending]()
+        try:
+            memory.copy(ticket.slot.address, source, size)
+            ticket.pending = self._connection.submit(
+                _copy_in(destination, ticket.slot.at, size, self._pid, stream),
+                size=size,
+                pages=(ticket.slot.at, size),
+                posted=True,
+                stream=stream,
+                sent=sent,
+            )
+        except BaseException:
+            if sent:
+                ticket.pending = sent[0]
+            else:
+                ticket.dropped = True
+            raise
         self._statistics.add("staged_h2d_bytes", size)
 
     def to_host(self, destination: int, source: int, size: int, stream: Stream) -> None:

@@ -11,11 +11,12 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from flyt.frontend.inflight import InflightTable, Pending
 from flyt.frontend.shield import ShieldedLock
-from flyt.rpc.patience import spin_seconds
+from flyt.frontend.wire import Wire
+from flyt.rpc.patience import is_polite, spin_seconds
 
 
 class WaitingRoom:
@@ -27,8 +28,8 @@ class WaitingRoom:
         The connection's.
     inflight : InflightTable
         To find those who sleep.
-    descriptors : iterable of int
-        The socket's, to poll for input.
+    wire : Wire
+        Where answers come from.
     step : float
         Seconds: a waiter looks at the connection at least this often.
     look : callable
@@ -42,7 +43,7 @@ class WaitingRoom:
         self,
         lock: ShieldedLock,
         inflight: InflightTable,
-        descriptors: Iterable[int],
+        wire: Wire,
         *,
         step: float,
         look: Callable[[Callable[[], bool]], bool],
@@ -55,9 +56,12 @@ class WaitingRoom:
         self._drain = drain
         self._leading = False
         self._closed = False
+        self._left = threading.Event()
+        self._left.set()
+        self._wire = wire
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll = select.poll()
-        for descriptor in (*descriptors, self._wake):
+        for descriptor in (*wire.filenos(), self._wake):
             self._poll.register(descriptor, select.POLLIN)
 
     @property
@@ -81,6 +85,7 @@ class WaitingRoom:
                 leads = not self._leading
                 if leads:
                     self._leading = True
+                    self._left.clear()
                 elif pending is not None and pending.event is None:
                     pending.event = threading.Event()
             if leads:
@@ -108,6 +113,10 @@ class WaitingRoom:
         else:
             os.close(self._wake)
 
+    def is_left(self, seconds: float) -> bool:
+        """After `close`: whether the last leader has gone, waiting for it so many seconds."""
+        return self._left.wait(seconds)
+
     def _follow(self, pending: Pending, event: threading.Event) -> None:
         try:
             event.wait(self._step)
@@ -119,15 +128,28 @@ class WaitingRoom:
         event.clear()
 
     def _listen(self) -> None:
+        came = self._wire.spin()
+        if came is None:
+            came = self._ask_descriptors()
+        if came:
+            return
+        if self._wire.fall_asleep():
+            self._poll.poll(self._step * 1000)
+        self._wire.wake_up()
+
+    def _ask_descriptors(self) -> bool:
+        if is_polite():
+            return False
         until = time.monotonic() + spin_seconds()
         while time.monotonic() < until:
             if self._poll.poll(0):
-                return
-        self._poll.poll(self._step * 1000)
+                return True
+        return False
 
     def _step_down(self) -> None:
         with self._lock:
             self._leading = False
+            self._left.set()
             if self._closed:
                 os.close(self._wake)
                 return

@@ -21,6 +21,7 @@ from flyt.shm import layout, memory, runs
 from flyt.shm.frames import FrameTaker
 from flyt.shm.layout import Geometry
 from flyt.shm.locks import FrameLocks
+from flyt.shm.native import Native
 from flyt.shm.region import Region
 from flyt.shm.runs import Run
 from flyt.shm.table import FrameTable
@@ -86,10 +87,12 @@ class WindowMemory:
 
     # --- attach ---
 
-    def attach(self, connection: Connection, token: bytes, pages: int) -> int:
+    def attach(
+        self, connection: Connection, token: bytes, pages: int, native: Native | None
+    ) -> int:
         """Take frames for the control page and ``pages`` staging pages, and attach with them.
 
-        Returns the window's base.
+        Returns the window's base. With ``native``, commands go through rings from then on.
 
         On success ``staging`` is the index and the length in bytes of the staging area.
 
@@ -104,7 +107,7 @@ class WindowMemory:
         for _ in range(TRIES):
             window = self._reserve()
             try:
-                answer = self._offer(connection, token, window, table)
+                answer = self._offer(connection, token, window, table, native)
             except BaseException:
                 window.close()
                 raise
@@ -132,7 +135,12 @@ class WindowMemory:
         raise RegionError(f"no window after {TRIES} tries: addresses or frames were always taken")
 
     def _offer(
-        self, connection: Connection, token: bytes, window: Window, table: tuple[Run, ...]
+        self,
+        connection: Connection,
+        token: bytes,
+        window: Window,
+        table: tuple[Run, ...],
+        native: Native | None,
     ) -> Pending | None:
         """Map the frames and attach with them; None on success, else the backend's answer."""
         control, rest = runs.split_first(table)
@@ -140,9 +148,14 @@ class WindowMemory:
         self._map(window, 1, rest)
         proof = int.from_bytes(os.urandom(8), "little") | 1
         memory.store_word(page + layout.FRONTEND_PROOF, proof)
-        answer = connection.submit(_attach(token, window, (*control, *rest), proof))
+        rings = native is not None
+        answer = connection.submit(_attach(token, window, (*control, *rest), proof, rings))
         connection.wait(answer)
-        return None if answer.status == 0 and self._proven(page, answer.values) else answer
+        if answer.status or not self._proven(page, answer.values):
+            return answer
+        if native is not None:
+            connection.use_rings(native, page)
+        return None
 
     def _take_staging(self, pages: int) -> tuple[tuple[Run, ...], int]:
         """Frames for the control page and up to ``pages`` more; fewer in a crowded region."""
@@ -297,9 +310,11 @@ class WindowMemory:
 
 
 def _attach(
-    token: bytes, window: Window, table: tuple[Run, ...], proof: int
+    token: bytes, window: Window, table: tuple[Run, ...], proof: int, rings: bool
 ) -> Callable[[int], m.Attach]:
-    return lambda number: m.Attach(number, token, False, window.base, window.reserve, table, proof)
+    return lambda number: m.Attach(
+        number, token, False, window.base, window.reserve, table, proof, rings
+    )
 
 
 def _grow(vpn: int, table: tuple[Run, ...]) -> Callable[[int], m.Grow]:

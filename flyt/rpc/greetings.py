@@ -36,6 +36,8 @@ class Welcome:
     credits: U32
     inline_chunk: U64
     heartbeat_ms: U32
+    features: Numbers
+    """What both sides can do."""
     snapshot: Document
     """{"runtime_version", "driver_version", "devices": [{"name", "total_memory", …}]}."""
 

@@ -22,6 +22,11 @@ class Feature(IntEnum):
     """Payloads through the shared-memory region."""
     INLINE = 2
     """Payloads inline on the session's socket."""
+    RING = 3
+    """Commands and replies through rings in the session's control page."""
+
+
+_WAYS = frozenset({Feature.REGION, Feature.INLINE})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,8 +38,10 @@ class Offer:
     features: frozenset[int]
 
 
-BACKEND = Offer("backend", PROTOCOL_VERSION, frozenset(Feature))
-FRONTEND = Offer("frontend", PROTOCOL_VERSION, frozenset(Feature))
+def offer(who: str, *, ring: bool) -> Offer:
+    """What this version speaks; ``ring``: whether this installation has what rings need."""
+    features = frozenset(f for f in Feature if ring or f != Feature.RING)
+    return Offer(who, PROTOCOL_VERSION, features)
 
 
 def negotiate(local: Offer, remote: Offer) -> frozenset[Feature]:
@@ -53,7 +60,7 @@ def negotiate(local: Offer, remote: Offer) -> frozenset[Feature]:
             f"upgrade the {old.who} to the version of the {new.who}"
         )
     shared = frozenset(f for f in Feature if f in local.features and f in remote.features)
-    if not shared:
+    if not shared & _WAYS:
         raise HandshakeError(
             f"{local.who} and {remote.who} share no way to move bytes; upgrade the older one"
         )

@@ -48,6 +48,9 @@ from flyt.rpc.greetings import (
 
 PROTOCOL_VERSION = 1
 
+KICK = b""
+"""A message without content, either way: the ring has something for a side that went to sleep."""
+
 
 class Status(IntEnum):
     """Answers that are no cudaError_t (those are below 10,000); never shown to applications."""
@@ -80,6 +83,9 @@ class Attach:
     rest is the staging area (one registration)."""
     proof: U64
     """The word that the frontend wrote to the control page. Result values: [the backend's word]."""
+    ring: Flag = False
+    """After the answer, which says success, all commands and replies go by the rings in the control
+    page (`Feature.RING`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +308,15 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
+class Done:
+    """Answers the commands from ``first`` on, ``count`` of them: success, with no values."""
+
+    taken: U64
+    first: U64
+    count: U32
+
+
+@dataclass(frozen=True, slots=True)
 class Credit:
     """Gives credits back when many commands were taken and none has finished."""
 
@@ -316,7 +331,7 @@ class Sticky:
     text: Text
 
 
-REPLY_CODES = {1: Result, 2: Credit, 3: Sticky}
+REPLY_CODES = {1: Result, 2: Credit, 3: Sticky, 4: Done}
 
 COMMANDS = Vocabulary("the client", COMMAND_CODES)
 REPLIES = Vocabulary("the backend", REPLY_CODES)

@@ -13,26 +13,70 @@ import functools
 import os
 import time
 
+from flyt.errors import ConfigurationError
+
 SPIN_SECONDS = 0.02
 """About a gigabyte of DMA; whoever waits longer does not notice a wake-up."""
 
 LINGER_SECONDS = 0.0005
 """A program that calls in a loop sends its next command well within that time."""
 
+BRIEF_SECONDS = 0.0001
+"""Where few processors are: about what going to sleep and waking up cost."""
+
 CORES_TO_SPIN = 4
 """Client, session thread, and the I/O thread of each side want to run at the same time."""
 
+LONGEST_SPIN_US = 1_000_000
+"""Whoever spins for more than a second burns a processor for nothing."""
+
+CORES_TO_BE_POLITE = 2
+"""With so many the spinner offers its processor to others all the while; with one nobody spins."""
+
 
 @functools.cache
-def linger_seconds() -> float:
-    """Seconds that a session's thread looks for the next command; 0 on few cores."""
-    return LINGER_SECONDS if spin_seconds() else 0.0
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def is_polite() -> bool:
+    """Whether who spins has to let others run."""
+    return _cores() < CORES_TO_SPIN
 
 
 @functools.cache
 def spin_seconds() -> float:
-    """Seconds to spin in this process; 0 on few cores."""
-    return SPIN_SECONDS if len(os.sched_getaffinity(0)) >= CORES_TO_SPIN else 0.0
+    """Seconds that a client's thread looks for an answer before it sleeps.
+
+    ``FLYT_SPIN_US`` sets it.
+
+    Raises
+    ------
+    ConfigurationError
+        The variable is no number of microseconds.
+    """
+    default = SPIN_SECONDS if _cores() >= CORES_TO_SPIN else BRIEF_SECONDS
+    if _cores() < CORES_TO_BE_POLITE:
+        default = 0.0
+    text = os.environ.get("FLYT_SPIN_US", "")
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit() and int(text) <= LONGEST_SPIN_US):
+        raise ConfigurationError(
+            f"FLYT_SPIN_US={text!r}: give the microseconds to spin, 0 to {LONGEST_SPIN_US}"
+        )
+    return int(text) / 1e6
+
+
+def linger_seconds() -> float:
+    """Seconds that a session's thread looks for the next command before it sleeps."""
+    return min(LINGER_SECONDS, spin_seconds())
+
+
+def device_spin_seconds() -> float:
+    """Seconds that a session's thread asks the device itself before it has it tell; asking takes
+    the GIL, so not where processors are few."""
+    return spin_seconds() if _cores() >= CORES_TO_SPIN else 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,85 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """The copy engine: memmove by several threads.
 
-One core moves 8 to 14 GB/s, a PCIe 5 link takes 55. A large copy is cut into pieces that the
-caller and the engine's threads fetch one by one, so a thread that wakes late costs nothing. The
-GIL is released while bytes move. `CopyEngine.copy` returns when the last byte is in place.
+One core moves 8 to 14 GB/s, a PCIe 5 link takes 55. The threads are the compiled library's
+(`flyt/shm/native/copy.c`); without it one memmove, on the caller's thread, moves the same bytes.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
-import queue
 import threading
 import weakref
 
 from flyt.errors import RegionError
 from flyt.shm import memory
 from flyt.shm.layout import KIB, MIB
+from flyt.shm.native import native
 
 PARALLEL_FROM = MIB
 """Below this size one memmove is done before another thread is awake."""
 PIECE = 512 * KIB
 """Some 50 microseconds of copying: large against the cost of fetching a piece, small against a
 4-MiB slot."""
+STEP = 256 * MIB
+"""After so many bytes a Ctrl-C gets its turn: nothing interrupts the compiled library."""
 DEFAULT_THREADS = 4
 """Measured: more than four bring nothing."""
-JOIN_SECONDS = 5.0
-"""An engine thread ends after the piece it is at; only a stopped process takes longer."""
-
-
-class _Job:
-    """One large copy: pieces to fetch, and who is at work on them."""
-
-    def __init__(self, dst: int, src: int, size: int) -> None:
-        self._dst, self._src, self._size = dst, src, size
-        self._offsets = itertools.count(0, PIECE)  # next() is atomic
-        self._changed = threading.Condition(threading.Lock())
-        self._helpers = 0
-        self._over = False
-
-    def work(self) -> None:
-        """Copy pieces until none is left."""
-        while not self._over and (at := next(self._offsets)) < self._size:
-            memory.copy(self._dst + at, self._src + at, min(PIECE, self._size - at))
-
-    def help(self) -> None:
-        """`work`, on another thread than the caller's."""
-        with self._changed:
-            if self._over:
-                return
-            self._helpers += 1
-        self.work()
-        with self._changed:
-            self._helpers -= 1
-            self._changed.notify()
-
-    def finish(self) -> None:
-        """Wait for the pieces that helpers are at: they may write until then.
-
-        An interrupt (Ctrl-C) is put off until then too: after it the caller may unmap the bytes.
-        """
-        interrupt: KeyboardInterrupt | None = None
-        while True:
-            try:
-                with self._changed:
-                    self._over = True
-                    # Bounded by one memmove of one piece per helper.
-                    self._changed.wait_for(lambda: self._helpers == 0)
-                break
-            except KeyboardInterrupt as exc:
-                interrupt = exc
-        if interrupt is not None:
-            raise interrupt
-
-
-_Queue = queue.SimpleQueue[_Job | None]
-
-
-def _serve(jobs: _Queue) -> None:
-    while (job := jobs.get()) is not None:
-        job.help()
+MAX_THREADS = 64
+SPIN_NS = 100_000
+"""Idle threads look for the next slot of the same copy for so long, where cores are to spare."""
+CORES_TO_SPIN = 8
 
 
 class CopyEngine:
@@ -90,61 +39,69 @@ class CopyEngine:
 
     Parameters
     ----------
-    threads : int, optional
-        By default 4, or the number of cores this process may use if that is less.
+    threads : int
+        0 for the default: 4, or the number of cores this process may use if that is less.
     """
 
-    def __init__(self, threads: int | None = None) -> None:
-        if threads is None:
-            threads = min(DEFAULT_THREADS, len(os.sched_getaffinity(0)))
-        if threads < 1:
-            raise RegionError(f"a copy engine with {threads} threads can't copy")
-        self.threads = threads
+    def __init__(self, threads: int = 0) -> None:
+        if not 0 <= threads <= MAX_THREADS:
+            raise RegionError(f"a copy engine with {threads} threads: 1 to {MAX_THREADS} can be")
+        cores = len(os.sched_getaffinity(0))
+        self.threads = threads or min(DEFAULT_THREADS, cores)
+        self._spin_ns = SPIN_NS if cores >= CORES_TO_SPIN else 0
+        self._native = native() if self.threads > 1 else None
         self._closed = False
         self.start_afresh()
         _all.add(self)
 
     def start_afresh(self) -> None:
-        """Forget threads and jobs: in a forked child they are the parent's."""
+        """Forget the threads: in a forked child they are the parent's."""
         self._mutex = threading.Lock()
-        self._jobs: _Queue = queue.SimpleQueue()
-        self._helpers: list[threading.Thread] = []
+        self._handle: int | None = None
+        self._users = 0
 
     def copy(self, dst: int, src: int, size: int) -> None:
-        """Copy ``size`` bytes from address ``src`` to address ``dst``; the ranges may overlap."""
-        if size < PARALLEL_FROM or self.threads == 1 or abs(dst - src) < size:
+        """Copy ``size`` bytes from address ``src`` to address ``dst``; the ranges may overlap.
+
+        An interrupt (Ctrl-C) comes when no thread writes any more.
+        """
+        parallel = self._native is not None and size >= PARALLEL_FROM and abs(dst - src) >= size
+        if self._native is None or not parallel or (handle := self._enter()) is None:
             memory.copy(dst, src, size)
             return
-        job = _Job(dst, src, size)
         try:
-            self._call_helpers(job, -(-size // PIECE) - 1)
-            job.work()
+            for at in range(0, size, STEP):
+                self._native.engine_copy(handle, dst + at, src + at, min(STEP, size - at), PIECE)
         finally:
-            job.finish()
+            self._leave()
 
-    def _call_helpers(self, job: _Job, useful: int) -> None:
+    def _enter(self) -> int | None:
+        """The library's engine, made at the first call; None after `close`."""
         with self._mutex:
-            if self._closed:
-                return
-            while len(self._helpers) < self.threads - 1:
-                # Daemons: an engine that nobody closed must not hold up the interpreter's exit.
-                thread = threading.Thread(
-                    target=_serve, args=(self._jobs,), name="flyt-copy", daemon=True
-                )
-                thread.start()
-                self._helpers.append(thread)
-            for _ in range(min(useful, len(self._helpers))):
-                self._jobs.put(job)
+            if self._native is None or self._closed:
+                return None
+            if self._handle is None:
+                self._handle = self._native.engine_open(self.threads - 1, self._spin_ns)
+            if self._handle is not None:
+                self._users += 1
+            return self._handle
+
+    def _leave(self) -> None:
+        with self._mutex:
+            self._users -= 1
+            self._end_if_idle()
+
+    def _end_if_idle(self) -> None:
+        if self._closed and not self._users and self._native is not None and self._handle:
+            self._native.engine_close(self._handle)
+            self._handle = None
 
     def close(self) -> None:
-        """End the threads. May be called again; later copies run on the caller's thread alone."""
+        """End the threads, if need be after the copy that another thread is at. May be called
+        again; later copies run on the caller's thread alone."""
         with self._mutex:
             self._closed = True
-            helpers, self._helpers = self._helpers, []
-            for _ in helpers:
-                self._jobs.put(None)
-        for thread in helpers:
-            thread.join(JOIN_SECONDS)
+            self._end_if_idle()
 
 
 _all: weakref.WeakSet[CopyEngine] = weakref.WeakSet()

@@ -53,6 +53,17 @@ FRONTEND_PROOF = 0
 BACKEND_PROOF = 8
 """Where in the control page the backend writes its random word at ATTACH."""
 
+COMMAND_RING = 4096
+"""Where in the control page the ring of commands begins (`flyt.shm.ring`)."""
+REPLY_RING = 40_960
+"""Where in the control page the ring of replies begins."""
+RING_HEADER = 192
+"""Three words, each in a cache line of its own: written, taken, asleep."""
+RING_ENTRY = 128
+"""Bytes of one message's place: most commands and replies have under 60."""
+COMMAND_PLACES = 256
+REPLY_PLACES = 128
+
 MIN_PAGE_SIZE = 64 * KIB
 """The largest base page of any kernel that CUDA runs on (aarch64): frames map one by one."""
 MAX_PAGE_SIZE = 2 * MIB

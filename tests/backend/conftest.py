@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from flyt.rpc.endpoints import Endpoint
-from flyt.rpc.handshake import FRONTEND
+from flyt.rpc.handshake import offer
 from flyt.rpc.messages import HELLOS, PROTOCOL_VERSION, WELCOMES, AskStatus, Hello
 from flyt.rpc.sockets import Dialer, open_context
 
@@ -52,7 +52,9 @@ class RawClient:
         self, features: tuple[int, ...] | None = None, version: int = PROTOCOL_VERSION
     ) -> Any:
         """HELLO and its answer."""
-        offered = tuple(sorted(FRONTEND.features)) if features is None else features
+        offered = (
+            tuple(sorted(offer("frontend", ring=False).features)) if features is None else features
+        )
         self.say(HELLOS.encode(Hello(version, offered, os.getpid(), "raw")))
         answer = self.hear()
         assert answer is not None, "the backend gave no answer"

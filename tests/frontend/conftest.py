@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import os
 import shutil
+import socket
 import tempfile
 import threading
 import time
@@ -25,6 +26,22 @@ LIMIT = 20.0
 
 CREDITS = 64
 HEARTBEAT_MS = 30_000
+
+
+def until_refused(address: str) -> None:
+    """ZeroMQ closes a socket on a thread of its own; until then somebody does listen."""
+    scheme, _, rest = address.partition("://")
+    host, _, port = rest.rpartition(":")
+    deadline = time.monotonic() + LIMIT
+    while time.monotonic() < deadline:
+        family = socket.AF_UNIX if scheme == "ipc" else socket.AF_INET
+        with socket.socket(family) as probe:
+            try:
+                probe.connect(rest if scheme == "ipc" else (host, int(port)))
+            except (ConnectionRefusedError, FileNotFoundError):
+                return
+        time.sleep(0.01)
+    pytest.fail(f"something still listens at {address}")
 
 
 class Server:
@@ -114,6 +131,7 @@ class Server:
             self._thread.join(LIMIT)
         os.close(self._stop)
         self.listener.close()
+        until_refused(str(self.listener.endpoint))
         for failure in self._failures:
             raise failure
 

@@ -143,7 +143,7 @@ def _soon(condition: Callable[[], bool], limit: float = LIMIT) -> bool:
 
 def _readable(connection: Connection) -> bool:
     with connection.lock:
-        return connection._dialer.readable()
+        return connection._wire._dialer.readable()
 
 
 def test_few_credits_for_many_threads(connect: Any, shuffler: Any, background: Any) -> None:

@@ -14,6 +14,7 @@ import pytest
 from flyt.errors import DeviceError, SessionLost
 from flyt.frontend.connection import Connection
 from flyt.frontend.staging import Slot, StagingSlots
+from flyt.frontend.staging_ring import StagingRing
 from flyt.frontend.statistics import Statistics
 from flyt.frontend.streams import Stream
 from flyt.frontend.transfer import StagedWay
@@ -170,7 +171,8 @@ def test_threads_share_few_slots(
     server.serve(device.handle)
     slots = StagingSlots(area, 0, count * PAGE, count, PAGE)
     assert (slots.count, slots.size) == (count, PAGE)
-    way = StagedWay(connection, slots, engine, 1, Statistics())
+    ring = StagingRing(area, 0, 0)  # everything takes a slot
+    way = StagedWay(connection, slots, ring, engine, 1, Statistics())
 
     def client(thread: int) -> int:
         stream = Stream(thread, 0)
@@ -203,7 +205,8 @@ def test_an_error_in_the_midst_gives_every_slot_back(
     device.refuse = {3 * PAGE}
     server.serve(device.handle)
     slots = StagingSlots(area, 0, 2 * PAGE, 2, PAGE)
-    way = StagedWay(connection, slots, engine, 1, Statistics())
+    ring = StagingRing(area, 0, 0)  # everything takes a slot
+    way = StagedWay(connection, slots, ring, engine, 1, Statistics())
     target = np.zeros(10 * PAGE, np.uint8)
     with pytest.raises(DeviceError) as caught:
         way.to_host(target.ctypes.data, 0, target.size, Stream(0, 0))
@@ -222,7 +225,8 @@ def test_a_lost_session_ends_copies(
 ) -> None:
     connection = connect()
     slots = StagingSlots(area, 0, 2 * PAGE, 2, PAGE)
-    way = StagedWay(connection, slots, engine, 1, Statistics())
+    ring = StagingRing(area, 0, 0)  # everything takes a slot
+    way = StagedWay(connection, slots, ring, engine, 1, Statistics())
     source, target = np.zeros(8 * PAGE, np.uint8), np.zeros(8 * PAGE, np.uint8)
     ready = threading.Barrier(4)
 

@@ -151,6 +151,7 @@ class RawClient:
         self._dialers: list[Dialer] = []
         self._windows: list[Window] = []
         self._last = 0
+        self._done: list[m.Result] = []
         self.table: tuple[Run, ...] = ()
         self.window: Window | None = None
         self._region: Region | None = None
@@ -200,12 +201,19 @@ class RawClient:
         return result
 
     def next_result(self) -> m.Result:
-        """The next Result, whichever command's; `payload` is what came with it."""
+        """The next Result, whichever command's; `payload` is what came with it. A Done counts as the
+        Results that it stands for."""
+        if self._done:
+            return self._done.pop(0)
         while (frames := hear(self.dialer)) is not None:
             reply = m.REPLIES.decode(frames[0])
             self.payload = frames[1] if len(frames) > 1 else None
             if isinstance(reply, m.Result):
                 return reply
+            if isinstance(reply, m.Done):
+                numbers = range(reply.first, reply.first + reply.count)
+                self._done = [m.Result(number, 0, reply.taken, (), "") for number in numbers]
+                return self._done.pop(0)
         if self.dialer.lost is None:
             pytest.fail(f"no answer within {LIMIT} s")
         raise SessionLost(self.dialer.lost)

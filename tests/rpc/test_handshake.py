@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 
 from flyt.errors import HandshakeError
 from flyt.rpc.handshake import (
-    BACKEND,
-    FRONTEND,
     Feature,
     Offer,
     foreign_version,
     negotiate,
+    offer,
     offer_of,
 )
 from flyt.rpc.messages import HELLOS, PROTOCOL_VERSION, Hello
@@ -77,13 +76,26 @@ def test_another_version_is_named_with_its_remedy(
 
 
 def test_this_version_speaks_with_itself() -> None:
-    assert negotiate(BACKEND, FRONTEND) == frozenset(Feature)
-    assert (FRONTEND.who, BACKEND.who) == ("frontend", "backend")
+    one, other = offer("backend", ring=True), offer("frontend", ring=True)
+    assert negotiate(one, other) == frozenset(Feature)
+    assert (one.who, other.who) == ("backend", "frontend")
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_rings_need_what_both_sides_have(local: bool) -> None:
+    one, other = offer("backend", ring=local), offer("frontend", ring=not local)
+    assert negotiate(one, other) == {Feature.REGION, Feature.INLINE}
+
+
+def test_rings_alone_move_no_bytes() -> None:
+    one, other = _offers((1, 1), ({1, 3}, {2, 3}))
+    with pytest.raises(HandshakeError, match="no way to move bytes"):
+        negotiate(one, other)
 
 
 def test_the_offer_in_a_hello() -> None:
-    offer = offer_of(Hello(7, (2, 2, 1, 77), 1, "x"))
-    assert offer == Offer("frontend", 7, frozenset({1, 2, 77}))
+    heard = offer_of(Hello(7, (2, 2, 1, 77), 1, "x"))
+    assert heard == Offer("frontend", 7, frozenset({1, 2, 77}))
 
 
 # --- a HELLO of another version --------------------------------------------------------------

@@ -83,6 +83,16 @@ class Stream:
             self._thread = thread
         return self
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything that was put is done."""
+        return self.issued == self.finished
+
+    @property
+    def has_nothing_to_tell(self) -> bool:
+        """Whether it is idle, and no failure is left for a notification to tell."""
+        return self.is_idle and not self._error
+
     def put(self, task: Task) -> None:
         """Bookkeeping, which happens whatever became of the work before it."""
         self.issued += 1

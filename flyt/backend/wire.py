@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way to one client: a socket, and once it has a window two rings in its control page.
+
+The first ATTACH with the session's token binds a connection; strangers get no answer. From the
+client's first entry in the ring of commands on, every command and every reply takes its place in a
+ring: `flyt.frontend.wire` tells the rules. Used by the session's thread alone.
+"""
+
+from __future__ import annotations
+
+import collections
+import time
+from collections.abc import Callable
+
+import zmq
+
+from flyt.errors import ProtocolError
+from flyt.rpc import messages as m
+from flyt.rpc.patience import is_polite
+from flyt.rpc.sockets import Incoming, Listener, Payload
+from flyt.shm import ring
+from flyt.shm.native import Native
+from flyt.shm.ring import RingDamaged, RingReader, RingWriter
+
+LOOK_SECONDS = 0.001
+"""How often the socket is looked at while commands come by the ring."""
+
+ANNOUNCED_SECONDS = 10.0
+"""A command that the ring announced comes by the socket within this time; it is sent in one go."""
+
+STRANGERS_A_LOOK = 64
+"""Messages of strangers that are dropped before everything else gets its turn."""
+
+
+class Wire:
+    """One session's messages, in and out.
+
+    Parameters
+    ----------
+    listener : Listener
+        Its socket; closed by the owner.
+    admits : callable
+        Whether a message is the ATTACH that binds its connection.
+
+    Attributes
+    ----------
+    gone : bool
+        Whether the client's connection has ended.
+    """
+
+    def __init__(self, listener: Listener, admits: Callable[[Incoming], bool]) -> None:
+        self._listener = listener
+        self._admits = admits
+        self._identity = b""
+        self._source = -1
+        self._commands: RingReader | None = None
+        self._replies: RingWriter | None = None
+        self._held: list[bytes] | None = None
+        self._announced_at = 0.0
+        self._look_at = 0.0
+        self._unsent: collections.deque[tuple[bytes, list[Payload]]] = collections.deque()
+        self._room = 0
+        self.gone = False
+
+    def use_rings(self, native: Native, control_page: int) -> None:
+        """The client may use them from the answer to its ATTACH on."""
+        self._commands, self._replies = ring.backend_rings(native, control_page)
+
+    def drop_rings(self) -> None:
+        """The control page is about to be unmapped."""
+        self._commands = self._replies = None
+        self._unsent.clear()
+
+    @property
+    def has_rings(self) -> bool:
+        return self._commands is not None
+
+    @property
+    def _ringing(self) -> bool:
+        """Whether the client has used the ring: replies follow it there."""
+        return self._commands is not None and self._commands.taken > 0
+
+    # --- in ---
+
+    def receive(self) -> list[bytes] | None:
+        """The next command's frames, or None; never waits.
+
+        Raises
+        ------
+        ProtocolError
+            The ring is damaged, or a command came past it.
+        """
+        commands = self._commands
+        if commands is None:
+            return self._from_socket()
+        if not self._announced_at:
+            if time.monotonic() >= self._look_at:
+                self._look()
+            entry = self._entry(commands)  # after the socket: what is announced is seen to be
+            if entry is None:
+                return self._past_the_ring()
+            if entry != ring.ELSEWHERE:
+                return [entry]
+            self._announced_at = time.monotonic()
+        self._look()
+        frames, self._held = self._held, None
+        if frames is not None:
+            self._announced_at = 0.0
+        elif time.monotonic() > self._announced_at + ANNOUNCED_SECONDS:
+            raise ProtocolError("the client announced a command in the ring and did not send it")
+        return frames
+
+    def _entry(self, commands: RingReader) -> bytes | None:
+        try:
+            return commands.read()
+        except RingDamaged as exc:
+            raise ProtocolError(f"the client's side of the control page: {exc}") from exc
+
+    def _past_the_ring(self) -> list[bytes] | None:
+        frames, self._held = self._held, None
+        if frames is not None and self._ringing:
+            raise ProtocolError("the client sent a command past its ring")
+        return frames
+
+    def _look(self) -> None:
+        """At the socket and its monitor."""
+        self.look_for_end()
+        if self._held is None:
+            self._held = self._from_socket()
+        if self._held is None:
+            self._look_at = time.monotonic() + LOOK_SECONDS
+
+    def _from_socket(self) -> list[bytes] | None:
+        for _ in range(STRANGERS_A_LOOK):
+            incoming = self._listener.receive()
+            if incoming is None:
+                return None
+            mine = incoming.identity == self._identity or self._binds(incoming)
+            if mine and not (self.has_rings and incoming.frames == [m.KICK]):
+                return incoming.frames
+        return None
+
+    def _binds(self, incoming: Incoming) -> bool:
+        if self._identity or not self._admits(incoming):
+            return False
+        # Descriptors are used again: strangers that had this one before are settled first.
+        self._listener.gone()
+        self._identity, self._source = incoming.identity, incoming.source
+        return True
+
+    def look_for_end(self) -> None:
+        """Bring `gone` up to date."""
+        if self._source in self._listener.gone():
+            self.gone = True
+
+    # --- out ---
+
+    def reply(self, frames: list[Payload]) -> None:
+        """Hand a reply over. Never waits: what finds no place in the ring is kept, and `is_full`
+        says so until the client has read."""
+        if not self._identity or self.gone:
+            return
+        if not self._ringing:
+            self._send(frames)
+            return
+        first = frames[0]
+        fits = len(frames) == 1 and len(first) <= ring.LARGEST
+        self._unsent.append((bytes(first), []) if fits else (ring.ELSEWHERE, frames))
+        self.push()
+
+    def push(self) -> None:
+        """Put replies into the ring as far as there is room."""
+        replies = self._replies
+        if replies is None:
+            return
+        asleep = False
+        while self._unsent:
+            if not self._room:
+                self._room = self._room_of(replies)
+                if not self._room:
+                    break
+            entry, frames = self._unsent.popleft()
+            asleep = replies.write(entry) or asleep
+            self._room -= 1
+            if frames:
+                self._send(frames)
+                asleep = False
+        if asleep:
+            self._send([m.KICK])
+
+    @staticmethod
+    def _room_of(replies: RingWriter) -> int:
+        try:
+            return replies.room()
+        except RingDamaged as exc:
+            raise ProtocolError(f"the client's side of the control page: {exc}") from exc
+
+    @property
+    def is_full(self) -> bool:
+        """Whether replies wait for the client to read."""
+        return bool(self._unsent)
+
+    def last_word(self, frames: list[Payload]) -> None:
+        """A reply after which the session ends: by the socket, for the control page is wiped."""
+        if self._identity and not self.gone:
+            self._send(frames)
+
+    def _send(self, frames: list[Payload]) -> None:
+        self._look_at = 0.0  # a send may swallow the wake-up of what has come meanwhile
+        if not self._listener.send(self._identity, frames):
+            self.gone = True
+
+    # --- waiting ---
+
+    def spin(self, seconds: float) -> bool:
+        """Look for a command in the ring for a moment, without the GIL."""
+        if self._commands is None or self._announced_at:
+            return False
+        return self._commands.wait(seconds, polite=is_polite())
+
+    def fall_asleep(self) -> bool:
+        """Ask to be woken by the socket; False when there is something already."""
+        if self._commands is None:
+            return True
+        return self._held is None and self._commands.fall_asleep()
+
+    def wake_up(self) -> None:
+        """Awake again."""
+        self._look_at = 0.0
+        if self._commands is not None:
+            self._commands.wake_up()
+
+    def farewell(self, seconds: float) -> None:
+        """Keep the socket until the client has gone, or had its time to read the last words: when a
+        connection ends, the client's libzmq drops what was not read yet."""
+        deadline = time.monotonic() + seconds
+        monitor: zmq.Socket[bytes] = self._listener.pollables[1]
+        while not self.gone and (left := deadline - time.monotonic()) > 0:
+            monitor.poll(int(left * 1000) + 1)
+            self.look_for_end()

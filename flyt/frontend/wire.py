@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way to the session's thread: a connection, and with a window two rings in its control page.
+
+Once a session has rings every command takes its place in them, so the order stays total. What is
+too long for a place goes by the connection, announced by an empty entry. The connection carries
+wake-ups, and tells of the other side's end; its last words come that way, unannounced, for the
+control page is wiped when a session ends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import zmq
+
+from flyt.rpc import messages as m
+from flyt.rpc.endpoints import Endpoint
+from flyt.rpc.patience import is_polite, spin_seconds
+from flyt.rpc.sockets import Dialer, Payload
+from flyt.shm import ring
+from flyt.shm.native import Native
+from flyt.shm.ring import RingDamaged, RingReader, RingWriter
+
+LOOK_SECONDS = 0.001
+"""How often a side that reads a ring looks at the connection too: five times the cost of a look at
+the ring, and nothing urgent comes that way."""
+
+END_SECONDS = 1.0
+"""How long after its control page was wiped a session's end may take to be heard of."""
+
+
+class Wire:
+    """One session's messages, out and in. Guarded by the connection's lock, but for `spin`.
+
+    Parameters
+    ----------
+    context
+        From `flyt.rpc.sockets.open_context`.
+    endpoint : Endpoint
+        The session's own socket.
+    heartbeat_ms : int
+        A backend that is silent for so long has ended.
+    """
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: Endpoint, heartbeat_ms: int
+    ) -> None:
+        self.endpoint = endpoint
+        self._dialer = Dialer(context, endpoint, heartbeat_ms=heartbeat_ms)
+        self._commands: RingWriter | None = None
+        self._replies: RingReader | None = None
+        self._held: list[bytes] | None = None
+        self._announced = False
+        self._look_at = 0.0
+        self._damaged_at = 0.0
+
+    def use_rings(self, native: Native, control_page: int) -> None:
+        """From now on; the backend knows it from ATTACH."""
+        self._commands, self._replies = ring.frontend_rings(native, control_page)
+
+    @property
+    def lost(self) -> str | None:
+        """Why the connection ended, once it did."""
+        return self._dialer.lost
+
+    # --- out ---
+
+    def send(self, frames: Sequence[Payload]) -> bool:
+        """Hand a command over; False when the connection is gone. Never waits: credits see to it
+        that there is a place."""
+        commands = self._commands
+        if commands is None:
+            return self._dialer.send(frames)
+        first = frames[0]
+        fits = len(frames) == 1 and len(first) <= ring.LARGEST
+        asleep = commands.write(bytes(first) if fits else ring.ELSEWHERE)
+        if not fits:
+            return self._by_dialer(frames)
+        return self._by_dialer([m.KICK]) if asleep else self._dialer.lost is None
+
+    def _by_dialer(self, frames: Sequence[Payload]) -> bool:
+        self._look_at = 0.0  # a send may swallow the wake-up of what has come meanwhile
+        return self._dialer.send(frames)
+
+    # --- in ---
+
+    def receive(self) -> list[bytes] | None:
+        """The next reply's frames, or None; never waits."""
+        replies = self._replies
+        if replies is None:
+            self._dialer.check()
+            return self._dialer.receive()
+        if not self._announced:
+            if time.monotonic() >= self._look_at:
+                self._look()
+            try:
+                entry = replies.read()  # after the connection: what is announced is seen to be
+            except RingDamaged:
+                return self._wiped()
+            if entry is None:
+                return self._take_held()
+            if entry != ring.ELSEWHERE:
+                return [entry]
+            self._announced = True
+        self._look()
+        frames = self._take_held()
+        self._announced = frames is None
+        return frames
+
+    def _look(self) -> None:
+        self._dialer.check()
+        while self._held is None and (frames := self._dialer.receive()) is not None:
+            if frames != [m.KICK]:
+                self._held = frames
+        if self._held is None:
+            self._look_at = time.monotonic() + LOOK_SECONDS
+
+    def _take_held(self) -> list[bytes] | None:
+        frames, self._held = self._held, None
+        return frames
+
+    def _wiped(self) -> list[bytes] | None:
+        """The control page was wiped: the session's end is on its way, or a neighbour did it."""
+        now = time.monotonic()
+        self._damaged_at = self._damaged_at or now
+        self._look()
+        if now - self._damaged_at > END_SECONDS and self._dialer.lost is None:
+            self._dialer.lost = (
+                f"{self.endpoint}: the session's control page was overwritten, by another process "
+                "that maps the region"
+            )
+        return self._take_held()
+
+    # --- waiting ---
+
+    def filenos(self) -> tuple[int, int]:
+        """Descriptors to poll for input, after `fall_asleep`; then call `wake_up`."""
+        return self._dialer.filenos()
+
+    def spin(self) -> bool | None:
+        """Wait briefly for a reply, without the lock: whether one came; None without rings."""
+        replies = self._replies
+        if replies is None or self._damaged_at:
+            return None
+        return replies.wait(spin_seconds(), polite=is_polite())
+
+    def fall_asleep(self) -> bool:
+        """Ask to be woken by the connection; False when a reply is there already."""
+        replies = self._replies
+        return replies is None or self._damaged_at > 0 or replies.fall_asleep()
+
+    def wake_up(self) -> None:
+        """Awake again."""
+        self._look_at = 0.0
+        if self._replies is not None:
+            self._replies.wake_up()
+
+    # --- the end ---
+
+    def close(self) -> None:
+        """The control page may be unmapped once nobody is in `spin`."""
+        self._commands = self._replies = None
+        self._dialer.close()
+
+    def close_in_child(self) -> None:
+        """After a fork, in the child: the pages are not there, the connection is the parent's."""
+        self._commands = self._replies = None
+        self._dialer.close_in_child()

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled library: what needs threads without the GIL, or loads and stores with an order.
+
+It is built at install where there is a C compiler (`flyt.shm.native.build`). Without it copies run
+on Python's threads and commands go by ZeroMQ: the same bytes, slower.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import os
+from pathlib import Path
+
+ABI = 1
+"""What ``flyt_abi`` of a matching library answers."""
+
+LIBRARY = Path(__file__).resolve().parent / "libflyt.so"
+
+_ADDRESS, _U32, _U64 = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64
+
+_QUICK = {
+    "flyt_ring_room": (ctypes.c_int64, (_ADDRESS, _U64, _U32)),
+    "flyt_ring_write": (_U64, (_ADDRESS, _U64, _U32, _U32, ctypes.c_char_p, _U32)),
+    "flyt_ring_read": (ctypes.c_int64, (_ADDRESS, _U64, _U32, _U32, ctypes.c_char_p)),
+    "flyt_ring_sleep": (ctypes.c_int, (_ADDRESS, _U64, _U64)),
+    "flyt_ring_wake": (None, (_ADDRESS,)),
+}
+"""Done in less time than giving the GIL away and getting it back takes."""
+
+_LONG = {
+    "flyt_ring_wait": (ctypes.c_int, (_ADDRESS, _U64, _U64, ctypes.c_int)),
+    "flyt_engine_open": (_ADDRESS, (ctypes.c_int, _U64)),
+    "flyt_engine_copy": (None, (_ADDRESS, _ADDRESS, _ADDRESS, ctypes.c_size_t, ctypes.c_size_t)),
+    "flyt_engine_close": (None, (_ADDRESS,)),
+}
+"""These give the GIL away."""
+
+log = logging.getLogger("flyt")
+
+
+class Native:
+    """The library's functions, by their C names without the ``flyt_``."""
+
+    def __init__(self, path: Path) -> None:
+        quick, long = ctypes.PyDLL(str(path)), ctypes.CDLL(str(path))
+        abi = int(quick.flyt_abi())
+        if abi != ABI:
+            raise OSError(f"it was built for another version of Flyt (ABI {abi}, not {ABI})")
+        for library, functions in ((quick, _QUICK), (long, _LONG)):
+            for name, (result, arguments) in functions.items():
+                function = getattr(library, name)
+                function.restype, function.argtypes = result, arguments
+        self.ring_room = quick.flyt_ring_room
+        self.ring_write = quick.flyt_ring_write
+        self.ring_read = quick.flyt_ring_read
+        self.ring_sleep = quick.flyt_ring_sleep
+        self.ring_wake = quick.flyt_ring_wake
+        self.ring_wait = long.flyt_ring_wait
+        self.engine_open = long.flyt_engine_open
+        self.engine_copy = long.flyt_engine_copy
+        self.engine_close = long.flyt_engine_close
+
+
+@functools.cache
+def native() -> Native | None:
+    """The library; None where it was not built, does not fit, or ``FLYT_NATIVE=0`` forbids it."""
+    if os.environ.get("FLYT_NATIVE", "1") == "0":
+        return None
+    if not LIBRARY.exists():
+        log.info("the compiled library was not built: install Flyt where there is a C compiler")
+        return None
+    try:
+        return Native(LIBRARY)
+    except (OSError, AttributeError) as exc:
+        log.warning("%s can't be used, install Flyt again: %s", LIBRARY, exc)
+        return None

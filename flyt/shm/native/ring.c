@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// A ring of short messages in memory that two processes share: one writes, the other reads.
+//
+// Neither side trusts the other: positions are kept in private memory and passed in, a message is
+// copied out before anybody looks at it, and what does not add up is reported, not followed.
+//
+// A reader that wants to sleep says so in `asleep` (a number that differs each time, 0 while it is
+// awake), fences, and looks once more; a writer publishes, fences, and reads `asleep`. One of the two
+// sees the other, so no wake-up is lost. Only plain loads and stores: the words may lie in a device's
+// uncached memory, where read-modify-write is slow or impossible.
+
+#include <stdatomic.h>
+#include <stdint.h>
+#include <string.h>
+#include <time.h>
+#include <sched.h>
+
+#define EMPTY (-1)
+#define DAMAGED (-2)
+
+typedef struct {
+    _Atomic uint64_t written; // messages that the writer has published
+    char pad0[56];
+    _Atomic uint64_t taken; // messages that the reader has copied out
+    char pad1[56];
+    _Atomic uint64_t asleep; // 0, or the number of the reader's sleep
+    char pad2[56];
+    char entries[];
+} ring_t;
+
+typedef struct {
+    uint32_t length;
+    char bytes[];
+} entry_t;
+
+// What flyt/shm/native/__init__.py expects: it counts up whenever a function here or in copy.c changes.
+int flyt_abi(void) { return 1; }
+
+static entry_t *entry_at(ring_t *ring, uint64_t position, uint32_t count, uint32_t size) {
+    return (entry_t *)(ring->entries + (position % count) * (uint64_t)size);
+}
+
+// Messages that fit right now, seen from the writer; DAMAGED when the reader's word is impossible.
+int64_t flyt_ring_room(ring_t *ring, uint64_t written, uint32_t count) {
+    uint64_t taken = atomic_load_explicit(&ring->taken, memory_order_acquire);
+    uint64_t held = written - taken;
+    return held > count ? DAMAGED : (int64_t)(count - held);
+}
+
+// Publish message number `written`; the caller knows that there is room and that it fits.
+// Returns the reader's `asleep`: not 0 means that it may have to be woken.
+uint64_t flyt_ring_write(ring_t *ring, uint64_t written, uint32_t count, uint32_t size, const char *data,
+                         uint32_t length) {
+    entry_t *entry = entry_at(ring, written, count, size);
+    memcpy(entry->bytes, data, length);
+    entry->length = length;
+    atomic_store_explicit(&ring->written, written + 1, memory_order_release);
+    atomic_thread_fence(memory_order_seq_cst);
+    return atomic_load_explicit(&ring->asleep, memory_order_relaxed);
+}
+
+// Copy message number `taken` to `out`, which holds `size` bytes. Returns its length, EMPTY or DAMAGED.
+int64_t flyt_ring_read(ring_t *ring, uint64_t taken, uint32_t count, uint32_t size, char *out) {
+    uint64_t written = atomic_load_explicit(&ring->written, memory_order_acquire);
+    if (written == taken)
+        return EMPTY;
+    if (written - taken > count)
+        return DAMAGED;
+    entry_t *entry = entry_at(ring, taken, count, size);
+    uint32_t length = *(volatile uint32_t *)&entry->length; // read once: the writer may change it
+    if (length > size - sizeof(entry_t))
+        return DAMAGED;
+    memcpy(out, entry->bytes, length);
+    atomic_store_explicit(&ring->taken, taken + 1, memory_order_release);
+    return length;
+}
+
+static uint64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static void relax(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+// Spin until there is a message after `taken`, for at most `ns`; whether there is. With `yield` the
+// processor is offered to others all the while, for machines where the other side needs it.
+int flyt_ring_wait(ring_t *ring, uint64_t taken, uint64_t ns, int yield) {
+    uint64_t end = 0;
+    for (uint32_t turn = 0;; turn++) {
+        if (atomic_load_explicit(&ring->written, memory_order_acquire) != taken)
+            return 1;
+        if (yield)
+            sched_yield();
+        else
+            relax();
+        if (turn % 16 == 0) {
+            uint64_t now = now_ns();
+            if (!end)
+                end = now + ns;
+            else if (now >= end)
+                return 0;
+        }
+    }
+}
+
+// Announce a sleep; whether a message came meanwhile, so that the reader must not sleep.
+int flyt_ring_sleep(ring_t *ring, uint64_t taken, uint64_t number) {
+    atomic_store_explicit(&ring->asleep, number, memory_order_relaxed);
+    atomic_thread_fence(memory_order_seq_cst);
+    return atomic_load_explicit(&ring->written, memory_order_acquire) != taken;
+}
+
+void flyt_ring_wake(ring_t *ring) { atomic_store_explicit(&ring->asleep, 0, memory_order_relaxed); }

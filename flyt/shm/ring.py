@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rings of short messages in a session's control page: commands one way, replies the other.
+
+The control page is shared with a process that may be hostile or dead. Positions are kept in private
+memory; a message is copied out before it is looked at; words that can't be are `RingDamaged`. A
+message too long for its place travels by ZeroMQ, and an empty entry keeps its place in the order.
+
+Uses the compiled library: Python has no store with release order, and no fence.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+from flyt.errors import RegionError
+from flyt.shm import layout
+from flyt.shm.native import Native, native
+
+LARGEST = layout.RING_ENTRY - 4
+"""Bytes of a message; its length takes four."""
+
+ELSEWHERE = b""
+"""The entry of a message that comes by ZeroMQ."""
+
+_EMPTY = -1
+
+
+def usable() -> Native | None:
+    """What rings need; None without the compiled library, or where ``FLYT_RING=0`` forbids them."""
+    return None if os.environ.get("FLYT_RING", "1") == "0" else native()
+
+
+class RingDamaged(RegionError):
+    """The words of a ring contradict each other: the other side, or a neighbour, overwrote them."""
+
+
+class _End:
+    def __init__(self, native: Native, address: int, places: int) -> None:
+        self._native = native
+        self._address = address
+        self._places = places
+        self._position = 0
+
+    def _damaged(self) -> RingDamaged:
+        return RingDamaged(f"the ring at {self._address:#x} of the control page is damaged")
+
+
+class RingWriter(_End):
+    """The writing end. One thread at a time."""
+
+    def __init__(self, native: Native, address: int, places: int) -> None:
+        super().__init__(native, address, places)
+        self._woken = 0
+
+    def room(self) -> int:
+        """How many messages fit now.
+
+        Raises
+        ------
+        RingDamaged
+        """
+        room = int(self._native.ring_room(self._address, self._position, self._places))
+        if room < 0:
+            raise self._damaged()
+        return room
+
+    def write(self, message: bytes) -> bool:
+        """Publish a message of at most `LARGEST` bytes; there must be room.
+
+        Returns
+        -------
+        bool
+            Whether the reader sleeps and must be woken: once for each of its sleeps.
+        """
+        if len(message) > LARGEST:
+            raise RegionError(f"a message of {len(message)} bytes for a place of {LARGEST}")
+        asleep = self._native.ring_write(
+            self._address,
+            self._position,
+            self._places,
+            layout.RING_ENTRY,
+            message,
+            len(message),
+        )
+        self._position += 1
+        if asleep in (0, self._woken):
+            return False
+        self._woken = asleep
+        return True
+
+
+class RingReader(_End):
+    """The reading end. One thread at a time, but `wait` may run beside `read`."""
+
+    def __init__(self, native: Native, address: int, places: int) -> None:
+        super().__init__(native, address, places)
+        self._buffer = ctypes.create_string_buffer(layout.RING_ENTRY)
+        self._sleeps = 0
+
+    @property
+    def taken(self) -> int:
+        """Messages read so far."""
+        return self._position
+
+    def read(self) -> bytes | None:
+        """The next message, `ELSEWHERE` for one that comes by ZeroMQ, None when there is none.
+
+        Raises
+        ------
+        RingDamaged
+        """
+        length = self._native.ring_read(
+            self._address, self._position, self._places, layout.RING_ENTRY, self._buffer
+        )
+        if length < 0:
+            if length == _EMPTY:
+                return None
+            raise self._damaged()
+        self._position += 1
+        return self._buffer.raw[:length]
+
+    def wait(self, seconds: float, *, polite: bool) -> bool:
+        """Spin for at most ``seconds``, without the GIL, until there is a message.
+
+        Parameters
+        ----------
+        polite : bool
+            Offer the processor to other threads meanwhile, where there are few.
+        """
+        nanoseconds = int(seconds * 1e9)
+        return bool(self._native.ring_wait(self._address, self._position, nanoseconds, polite))
+
+    def fall_asleep(self) -> bool:
+        """Have the writer wake this side at its next message; False when one is there already."""
+        self._sleeps += 1
+        return not self._native.ring_sleep(self._address, self._position, self._sleeps)
+
+    def wake_up(self) -> None:
+        """Look for messages by itself again: the writer need not wake this side."""
+        self._native.ring_wake(self._address)
+
+
+def frontend_rings(native: Native, control_page: int) -> tuple[RingWriter, RingReader]:
+    """The frontend's ends: it writes commands and reads replies."""
+    return (
+        RingWriter(native, control_page + layout.COMMAND_RING, layout.COMMAND_PLACES),
+        RingReader(native, control_page + layout.REPLY_RING, layout.REPLY_PLACES),
+    )
+
+
+def backend_rings(native: Native, control_page: int) -> tuple[RingReader, RingWriter]:
+    """The backend's ends: it reads commands and writes replies."""
+    return (
+        RingReader(native, control_page + layout.COMMAND_RING, layout.COMMAND_PLACES),
+        RingWriter(native, control_page + layout.REPLY_RING, layout.REPLY_PLACES),
+    )
