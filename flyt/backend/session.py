@@ -21,17 +21,18 @@ import zmq
 
 from flyt.backend import memory_commands, stream_commands, window_commands
 from flyt.backend.admission import admits
+from flyt.backend.answers import Answers
 from flyt.backend.devices.codes import STICKY
 from flyt.backend.holdings import Holdings
 from flyt.backend.inbox import Inbox
 from flyt.backend.memory_commands import Stall
 from flyt.backend.orders import Closed, Granted, Open, Opened, Reclaimed
+from flyt.backend.resting import Resting
 from flyt.backend.services import Services
 from flyt.backend.streams import SessionStream
 from flyt.backend.wire import Wire
 from flyt.errors import ConfigurationError, DeviceError, FlytError, ProtocolError, RegionError
 from flyt.rpc import messages as m
-from flyt.rpc.patience import is_polite, linger_seconds
 from flyt.rpc.sockets import Listener, Payload
 from flyt.shm import ring
 from flyt.shm.window import Window
@@ -44,18 +45,8 @@ ATTACH_SECONDS = 10.0
 FAREWELL_SECONDS = 0.5
 """How long a session that ends with words for its client keeps the socket."""
 
-GLANCE_SECONDS = 0.00002
-"""How long to look at the ring between two looks at the device."""
-
-FULL_MS = 5
-"""A client that does not read its replies is looked at so often, in milliseconds; nothing wakes the
-thread when it reads."""
-
 _MESSAGES_A_TURN = 64
 """Messages taken before the thread looks at everything else: a stranger can flood the socket."""
-
-_CREDIT_STEP = m.CREDITS // 4
-"""Credits are told in a message of their own when this many came together without a result."""
 
 
 class Ended(Exception):
@@ -80,13 +71,10 @@ class Session(threading.Thread):
         self.requests: dict[int, Callable[[Granted | Reclaimed], None]] = {}
         self.proof = int.from_bytes(os.urandom(8), "little")
         self._request = 0
-        self._taken = self._told = 0
-        self._acks: list[int] = []
-        self._last_command = 0.0
-        self._last_words = False
         self._held: list[bytes] | None = None
         self._deadline = time.monotonic() + ATTACH_SECONDS
         self._wire: Wire | None = None
+        self._answers: Answers | None = None
 
     # --- from any thread ---
 
@@ -126,13 +114,14 @@ class Session(threading.Thread):
             self.services.tell(Opened(self.id, 0, "", f"no socket for the session: {exc}"))
             self._inbox.close()
             return
-        self._wire = Wire(listener, functools.partial(admits, self.order))
+        wire = self._wire = Wire(listener, functools.partial(admits, self.order))
+        answers = self._answers = Answers(wire)
         endpoint = listener.endpoint
         name = os.path.basename(endpoint.path)
         self.services.tell(Opened(self.id, endpoint.port, name, ""))
         reason = "unknown"
         try:
-            self._serve(listener, self._wire)
+            self._serve(listener, wire, answers)
         except Ended as exc:
             reason = str(exc)
         except Exception as exc:  # a fault of ours ends this session, never the worker's others
@@ -146,49 +135,41 @@ class Session(threading.Thread):
             self._inbox.close()
             self.services.registry.drop(self.id)
             self.services.tell(Closed(self.id, reason[:4096]))
-            if self._last_words:
-                self._wire.farewell(FAREWELL_SECONDS)
+            if answers.have_ended:
+                wire.farewell(FAREWELL_SECONDS)
             listener.close()
 
-    def _serve(self, listener: Listener, wire: Wire) -> None:
-        poller = zmq.Poller()
-        deaf = zmq.Poller()  # does not look for commands, so they don't keep it from sleeping
-        for source in (*listener.pollables, self._inbox.fileno()):
-            poller.register(source, zmq.POLLIN)
-        for source in (listener.pollables[1], self._inbox.fileno()):
-            deaf.register(source, zmq.POLLIN)
+    def _serve(self, listener: Listener, wire: Wire, answers: Answers) -> None:
+        rest = Resting(listener, wire, self._inbox.fileno())
         while True:
             try:
-                took = self._take_commands(wire)
+                took = self._take_commands(wire, answers)
                 self.holdings.mark()
                 busy = self.holdings.look()
                 took = self._inbox.run() or took
                 self._again()
-                self._tell_done()
+                answers.tell()
                 if wire.gone:
                     raise Ended("the client's connection ended")
                 if self._held is not None or wire.is_full:
-                    deaf.poll(0 if busy else FULL_MS if wire.is_full else None)
-                    wire.look_for_end()
-                    wire.push()
-                elif not took:
-                    self._rest(poller, wire, busy)
+                    rest.for_room(busy=busy)
+                elif took:
+                    rest.stay()
+                else:
+                    waiting = self.holdings.waiting > 0
+                    rest.for_command(busy=busy, waiting=waiting, patience_ms=self._patience_ms())
             except ProtocolError as exc:
                 self._protocol_error(0, exc)
 
-    def _take_commands(self, wire: Wire) -> bool:
+    def _take_commands(self, wire: Wire, answers: Answers) -> bool:
         """Take what has come, up to a turn's share; whether there was anything."""
         if not wire.has_rings:
             wire.look_for_end()
         for taken in range(_MESSAGES_A_TURN):
             if self._held is not None or wire.is_full or (frames := wire.receive()) is None:
                 return taken > 0
-            self._taken += 1
-            self._last_command = time.monotonic()
+            answers.take()
             self._execute(frames)
-            if self._taken - self._told >= _CREDIT_STEP:
-                self._told = self._taken
-                wire.reply([m.REPLIES.encode(m.Credit(self._taken))])
         return True
 
     def _again(self) -> None:
@@ -196,26 +177,6 @@ class Session(threading.Thread):
         held, self._held = self._held, None
         if held is not None:
             self._execute(held)
-
-    def _rest(self, poller: zmq.Poller, wire: Wire, busy: bool) -> None:
-        """Nothing came: look for the next command for a moment, then sleep.
-
-        While the device is to tell of work it is the device that is waited for.
-        """
-        if busy and wire.has_rings:
-            wire.spin(GLANCE_SECONDS)
-        elif busy or self._lingers(wire):
-            poller.poll(0)
-        elif self.holdings.waiting or not wire.spin(linger_seconds()):
-            if wire.fall_asleep():
-                poller.poll(self._patience_ms())
-            wire.wake_up()
-
-    def _lingers(self, wire: Wire) -> bool:
-        """Without rings: whether the socket is asked a little longer."""
-        if wire.has_rings or is_polite():
-            return False
-        return time.monotonic() < self._last_command + linger_seconds()
 
     def _patience_ms(self) -> int | None:
         """How long to sleep at most: for ever once the client has attached."""
@@ -245,8 +206,8 @@ class Session(threading.Thread):
             self.answer(number, m.Status.FRAMES_REFUSED, text=str(exc))
 
     def _protocol_error(self, number: int, exc: ProtocolError) -> NoReturn:
-        result = m.Result(number, m.Status.PROTOCOL, self._taken, (), str(exc)[:4096])
-        self._say_last(result)
+        if self._answers is not None:
+            self._answers.end_in_protocol_error(number, str(exc))
         raise Ended(f"protocol error: {exc}") from exc
 
     def _check_attached(self, command: object) -> None:
@@ -262,32 +223,9 @@ class Session(threading.Thread):
         text: str = "",
         payload: Payload | None = None,
     ) -> None:
-        """Send the one answer to command ``number``; plain successes wait for the turn's end, and
-        go together."""
-        if not (status or values or text or payload is not None):
-            self._acks.append(number)
-            return
-        self._tell_done()
-        self._told = self._taken
-        result = m.Result(number, status, self._taken, tuple(values)[:64], text[:4096])
-        frames: list[Payload] = [m.REPLIES.encode(result)]
-        if payload is not None:
-            frames.append(payload)
-        self._reply(frames)
-
-    def _tell_done(self) -> None:
-        """Answer all plain successes so far, in their order, a message for each unbroken row."""
-        acks = self._acks
-        start = 0
-        while start < len(acks):
-            end = start + 1
-            while end < len(acks) and acks[end] == acks[end - 1] + 1:
-                end += 1
-            self._told = self._taken
-            done = m.Done(self._taken, acks[start], end - start)
-            self._reply([m.REPLIES.encode(done)])
-            start = end
-        acks.clear()
+        """Give the one answer to command ``number``; see `Answers.give`."""
+        if self._answers is not None:
+            self._answers.give(number, status, values, text=text, payload=payload)
 
     def fail(self, number: int, exc: DeviceError) -> None:
         """Answer with a device's error. A sticky one ends the worker, and is the last word at once:
@@ -298,21 +236,13 @@ class Session(threading.Thread):
         self.answer(number, exc.code, text=exc.detail)
 
     def _last_word(self, code: int, text: str) -> NoReturn:
-        self._say_last(m.Sticky(code, text[:4096]))
+        if self._answers is not None:
+            self._answers.end(m.Sticky(code, text[:4096]))
         raise Ended(f"sticky error {code}")
-
-    def _say_last(self, message: m.Result | m.Sticky) -> None:
-        self._last_words = True
-        if self._wire is not None:
-            self._wire.last_word([m.REPLIES.encode(message)])
 
     def _device_failed(self, exc: DeviceError) -> None:
         if exc.code in STICKY:
             self.services.broken(exc.code, exc.detail)
-
-    def _reply(self, frames: list[Payload]) -> None:
-        if self._wire is not None:
-            self._wire.reply(frames)
 
     def use_rings(self, control_page: int) -> None:
         """The client of this session will use the rings in its control page."""
@@ -362,7 +292,8 @@ class Session(threading.Thread):
     def leave(self, number: int) -> None:
         """Bye: release everything, then answer."""
         self._release()
-        self._say_last(m.Result(number, 0, self._taken, (), ""))
+        if self._answers is not None:
+            self._answers.end_in_success(number)
         raise Ended("the client left")
 
     def _release(self) -> None:
@@ -393,7 +324,8 @@ class Session(threading.Thread):
             try:
                 self._inbox.run()
                 busy = self.holdings.look()
-                self._tell_done()
+                if self._answers is not None:
+                    self._answers.tell()
             except Ended:  # already ending: what is left runs all the same
                 self._inbox.put(_nothing)
                 busy = True

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flyt.backend.orders import Granted, Reclaimed, Request, Returned
 from flyt.errors import AddressTaken, DeviceError, ProtocolError, RegionError
 from flyt.rpc import messages as m
-from flyt.shm import layout, memory, runs
+from flyt.shm import layout, memory, ring, runs
 from flyt.shm.window import END_OF_BASES, LOWEST_BASE, MAX_RESERVE, Window
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ def attach(session: Session, command: m.Attach, _: list[bytes]) -> None:
         return
     if session.attached or session.reserved is not None:
         raise ProtocolError("a second ATTACH")
+    if command.ring and ring.usable() is None:
+        raise ProtocolError("the client asks for rings, which this backend did not offer")
     if command.inline:
         session.attached = True
         session.answer(command.id)

@@ -18,7 +18,7 @@ from flyt.errors import ProtocolError
 from flyt.rpc import messages as m
 from flyt.rpc.patience import is_polite
 from flyt.rpc.sockets import Incoming, Listener, Payload
-from flyt.shm import ring
+from flyt.shm import layout, memory, ring
 from flyt.shm.native import Native
 from flyt.shm.ring import RingDamaged, RingReader, RingWriter
 
@@ -64,6 +64,8 @@ class Wire:
 
     def use_rings(self, native: Native, control_page: int) -> None:
         """The client may use them from the answer to its ATTACH on."""
+        # It has zeroed them too, if it is honest, and nobody who had the page before wrote late.
+        memory.fill(control_page + layout.COMMAND_RING, 0, layout.RINGS_END - layout.COMMAND_RING)
         self._commands, self._replies = ring.backend_rings(native, control_page)
 
     def drop_rings(self) -> None:

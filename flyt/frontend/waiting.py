@@ -133,8 +133,9 @@ class WaitingRoom:
             came = self._ask_descriptors()
         if came:
             return
-        if self._wire.fall_asleep():
-            self._poll.poll(self._step * 1000)
+        if self._wire.fall_asleep() and not self._poll.poll(self._step * 1000):
+            with self._lock:
+                self._wire.nudge()
         self._wire.wake_up()
 
     def _ask_descriptors(self) -> bool:

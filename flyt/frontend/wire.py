@@ -79,6 +79,12 @@ class Wire:
             return self._by_dialer(frames)
         return self._by_dialer([m.KICK]) if asleep else self._dialer.lost is None
 
+    def nudge(self) -> None:
+        """After a long wait: wake the other side, should a neighbour have wiped its word that it
+        sleeps."""
+        if self._commands is not None:
+            self._by_dialer([m.KICK])
+
     def _by_dialer(self, frames: Sequence[Payload]) -> bool:
         self._look_at = 0.0  # a send may swallow the wake-up of what has come meanwhile
         return self._dialer.send(frames)

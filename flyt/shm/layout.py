@@ -63,6 +63,7 @@ RING_ENTRY = 128
 """Bytes of one message's place: most commands and replies have under 60."""
 COMMAND_PLACES = 256
 REPLY_PLACES = 128
+RINGS_END = REPLY_RING + RING_HEADER + REPLY_PLACES * RING_ENTRY
 
 MIN_PAGE_SIZE = 64 * KIB
 """The largest base page of any kernel that CUDA runs on (aarch64): frames map one by one."""

@@ -38,6 +38,8 @@ def until_refused(address: str) -> None:
         with socket.socket(family) as probe:
             try:
                 probe.connect(rest if scheme == "ipc" else (host, int(port)))
+            except ConnectionResetError:
+                pass  # it is being closed
             except (ConnectionRefusedError, FileNotFoundError):
                 return
         time.sleep(0.01)

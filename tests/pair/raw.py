@@ -201,8 +201,8 @@ class RawClient:
         return result
 
     def next_result(self) -> m.Result:
-        """The next Result, whichever command's; `payload` is what came with it. A Done counts as the
-        Results that it stands for."""
+        """The next Result, whichever command's; `payload` is what came with it. A Done counts as
+        the Results that it stands for."""
         if self._done:
             return self._done.pop(0)
         while (frames := hear(self.dialer)) is not None:

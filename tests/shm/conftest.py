@@ -31,12 +31,13 @@ def _search_path() -> str:
 class Process:
     """Another Python process that talks in lines; ends with the test."""
 
-    def __init__(self, code: str, *args: object) -> None:
+    def __init__(self, code: str, *args: object, fds: tuple[int, ...] = ()) -> None:
         self.popen = subprocess.Popen(
             [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code, *map(str, args)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            pass_fds=fds,
             env={**os.environ, "PYTHONPATH": _search_path()},
         )
         self.pid = self.popen.pid
@@ -69,8 +70,8 @@ def python() -> Iterator[Callable[..., Process]]:
     """Start a Python process that runs the given code with the given arguments."""
     started: list[Process] = []
 
-    def start(code: str, *args: object) -> Process:
-        started.append(Process(code, *args))
+    def start(code: str, *args: object, fds: tuple[int, ...] = ()) -> Process:
+        started.append(Process(code, *args, fds=fds))
         return started[-1]
 
     yield start

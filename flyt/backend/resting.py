@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a session's thread waits: a moment awake, for the next command is often near, then asleep."""
+
+from __future__ import annotations
+
+import time
+
+import zmq
+
+from flyt.backend.wire import Wire
+from flyt.rpc.patience import is_polite, linger_seconds
+from flyt.rpc.sockets import Listener
+
+GLANCE_SECONDS = 0.00002
+"""How long to look at the ring between two looks at the device."""
+
+FULL_MS = 5
+"""A client that does not read its replies is looked at so often, in milliseconds; nothing wakes the
+thread when it reads."""
+
+
+class Resting:
+    """The waits of one session's thread.
+
+    Parameters
+    ----------
+    listener : Listener
+        The session's socket.
+    wire : Wire
+        On that socket.
+    inbox : int
+        Descriptor that has input when another thread wants something.
+    """
+
+    def __init__(self, listener: Listener, wire: Wire, inbox: int) -> None:
+        self._wire = wire
+        self._all = zmq.Poller()
+        self._deaf = zmq.Poller()  # does not look for commands, so they don't keep it from sleeping
+        for source in (*listener.pollables, inbox):
+            self._all.register(source, zmq.POLLIN)
+        for source in (listener.pollables[1], inbox):
+            self._deaf.register(source, zmq.POLLIN)
+        self._until = 0.0
+
+    def stay(self) -> None:
+        """A command was taken: stay awake a little longer."""
+        self._until = time.monotonic() + linger_seconds()
+
+    def for_command(self, *, busy: bool, waiting: bool, patience_ms: int | None) -> None:
+        """Until the next command, or anything else.
+
+        Parameters
+        ----------
+        busy : bool
+            The thread asks the device for the end of work: no sleep.
+        waiting : bool
+            The device is to tell of the end of work: that is waited for, so sleep at once.
+        patience_ms : int or None
+            How long to sleep at most.
+        """
+        wire = self._wire
+        if busy and wire.has_rings:
+            wire.spin(GLANCE_SECONDS)
+        elif busy or self._asks_socket():
+            self._all.poll(0)
+        elif waiting or not wire.spin(linger_seconds()):
+            if wire.fall_asleep():
+                self._all.poll(patience_ms)
+            wire.wake_up()
+
+    def _asks_socket(self) -> bool:
+        """Without rings: whether the socket is asked a little longer."""
+        return not (self._wire.has_rings or is_polite()) and time.monotonic() < self._until
+
+    def for_room(self, *, busy: bool) -> None:
+        """Until a command that was put off can be taken, or the client has read its replies."""
+        wire = self._wire
+        self._deaf.poll(0 if busy else FULL_MS if wire.is_full else None)
+        wire.look_for_end()
+        wire.push()
