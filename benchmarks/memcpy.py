@@ -208,7 +208,6 @@ def run(device: str, sizes: list[int]) -> dict[str, Any]:
     try:
         with running_backend(folder, device, size) as backend:
             contenders["flyt"] = run_contender("flyt", sizes, backend.environment)
-            backend.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return {
