@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from flyt.cli import draw
-from flyt.cli.processes import Client, DemoFailed, running_backend, stop_in_order
+from flyt.cli.processes import Client, DemoFailed, running_backend
 from flyt.errors import ConfigurationError, FlytError
 from flyt.frontend.launcher import Launched
 from flyt.shm.region import Region, free_space, resolve
@@ -224,7 +224,7 @@ def run(plan: Plan, device: str, console: Console) -> Outcome:
     try:
         with running_backend(folder, device, plan.region) as backend:
             _measure(outcome, backend, folder, console)
-            stop_in_order(backend, folder)
+            backend.leave()
         outcome.verified = True
     except FlytError as failure:
         outcome.failure = str(failure)

@@ -26,8 +26,6 @@ START_LIMIT = 60.0
 STOP_LIMIT = 20.0
 """Seconds that a process gets to end when it is told to."""
 
-BACKEND_LOG = "backend.log"
-
 READ_BYTES = 65_536
 
 
@@ -51,20 +49,11 @@ def running_backend(folder: Path, device: str, size: int) -> Iterator[Launched]:
     FlytError
         It did not start.
     """
-    backend = start(device, size, Deadline.after(START_LIMIT), log=folder / BACKEND_LOG)
+    backend = start(device, size, Deadline.after(START_LIMIT), log=folder / "backend.log")
     try:
         yield backend
     finally:
         backend.end()
-
-
-def stop_in_order(backend: Launched, folder: Path) -> None:
-    """End it; raise `DemoFailed` if it leaves badly or leaves something behind."""
-    code = backend.end()
-    if code != 0:
-        raise DemoFailed(f"the backend ended with code {code}{tail(folder / BACKEND_LOG)}")
-    if os.path.exists(backend.region):
-        raise DemoFailed(f"the backend left its region {backend.region} behind")
 
 
 class Client:

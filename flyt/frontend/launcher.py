@@ -51,10 +51,15 @@ class Launched:
     """
 
     def __init__(
-        self, process: subprocess.Popen[bytes], folder: str, report: Mapping[str, Any]
+        self,
+        process: subprocess.Popen[bytes],
+        folder: str,
+        report: Mapping[str, Any],
+        log: Path | None,
     ) -> None:
         self._process = process
         self._folder = folder
+        self._log = log
         self.endpoint: str = report["endpoints"][0]
         self.region: str = report["region"]
         self.environment = {
@@ -72,6 +77,20 @@ class Launched:
         code = _end(self._process)
         shutil.rmtree(self._folder, ignore_errors=True)
         return code
+
+    def leave(self) -> None:
+        """Stop it and make sure that it went in order.
+
+        Raises
+        ------
+        SessionLost
+            It ended badly, or left its region behind.
+        """
+        code = self.end()
+        if code != 0:
+            raise SessionLost(f"the backend ended with code {code}{tail(self._log)}")
+        if os.path.exists(self.region):
+            raise SessionLost(f"the backend left its region {self.region} behind")
 
 
 def launch(options: str, deadline: Deadline) -> Launched:
@@ -152,7 +171,7 @@ def start(
                 os.close(output)
         os.close(answer)
         answer = -1
-        return Launched(process, folder, json.loads(_ready_line(ready, deadline, log)))
+        return Launched(process, folder, json.loads(_ready_line(ready, deadline, log)), log)
     except BaseException:
         if process is not None:
             _end(process)
