@@ -220,7 +220,8 @@ class Harness:
             self.results.notes.append(
                 f"{job.title}: {done} of {job.rounds} rounds, for lack of time"
             )
-        self.results.samples.update(found)
+        for key, series in found.items():
+            self.results.add(key, series)
 
 
 def _rotated(sides: Sequence[Side], number: int) -> list[Side]:

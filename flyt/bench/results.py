@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 
 from flyt.bench.plan import CONTENDERS
 
+DIGITS = 6
+"""Significant ones of a sample; clocks give no more, and a file then shows the very same tables."""
+
 
 class Key(NamedTuple):
     """Names one series of samples; `metric` is a name that a case gives its samples."""
@@ -55,8 +58,8 @@ class Results:
     copies: int = 0
     compared: int = 0
 
-    def add(self, key: Key, seconds: float) -> None:
-        self.samples.setdefault(key, []).append(seconds)
+    def add(self, key: Key, seconds: Iterable[float]) -> None:
+        self.samples[key] = [float(f"{value:.{DIGITS}g}") for value in seconds]
 
     def verified(self, copies: int, size: int) -> None:
         self.copies += copies
@@ -79,7 +82,7 @@ class Results:
             {
                 **key._asdict(),
                 **{name: float(f"{value:.4g}") for name, value in Spread.of(s)._asdict().items()},
-                "samples": [float(f"{value:.5g}") for value in s],
+                "samples": s,
             }
             for key, s in self.samples.items()
         ]

@@ -7,9 +7,7 @@ import contextlib
 import dataclasses
 import os
 import shutil
-import signal
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,7 +110,10 @@ def run(setup: Setup, plan: Plan, limit: float, progress: Progress) -> Report:
     size = region_size(plan, free_space(resolve("flyt-bench"))) if setup.backend is None else 0
     folder = Path(tempfile.mkdtemp(prefix="flyt-bench-"))
     try:
-        with _backend(setup, size, folder) as (backend, environment), _undisturbed_end() as stack:
+        with (
+            _backend(setup, size, folder) as (backend, environment),
+            contextlib.ExitStack() as stack,
+        ):
             processes = Processes(setup.modules, environment, folder)
             stack.callback(processes.close)
             harness = Harness(processes, limit, progress)
@@ -141,29 +142,11 @@ def _backend(
         # The runtime folder and the region stay as the caller has them: they belong to it.
         yield None, {**os.environ, "FLYT_BACKEND": setup.backend}
         return
-    with _undisturbed_end() as stack:
+    with contextlib.ExitStack() as stack:
         log = folder / "backend.log"
         backend = start(setup.device, size, Deadline.after(START_LIMIT), log=log)
         stack.callback(backend.end)
         yield backend, backend.environment
-
-
-@contextlib.contextmanager
-def _undisturbed_end() -> Iterator[contextlib.ExitStack]:
-    """An exit stack that a second Ctrl-C can't cut short; each step of it has a time limit."""
-    stack = contextlib.ExitStack()
-    main = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        yield stack
-    finally:
-        if main:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
-            stack.close()
-        finally:
-            if main:
-                signal.signal(signal.SIGINT, before)
 
 
 def _detours(counters: dict[str, dict[str, int]]) -> list[str]:

@@ -35,6 +35,8 @@ MOST_CLIENTS = 64
 
 LARGEST_COPY = 1 << 34
 
+ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 def _sizes(_context: click.Context, option: click.Parameter, value: str | None) -> list[int] | None:
     if value is None:
@@ -140,8 +142,8 @@ def _measure(
         native = CUPY
     setup = Setup(device, None if native == "none" else native, backend)
     plan = Plan(sizes or (QUICK_SIZES if quick else SIZES), clients, cases or CASES, rounds, quick)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)  # so that everything is cleared away
+    for number in ENDINGS:
+        signal.signal(number, _leave)
     total = sum(job.rounds + 1 for job in jobs_of(setup, plan))
     with _bar(console, total) as progress:
         return run(setup, plan, limit or (QUICK_LIMIT if quick else LIMIT), progress)
@@ -153,6 +155,11 @@ def _has_gpu() -> bool:
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:
+    """End the run, and let nothing disturb the clearing away: each step of it has a time limit."""
+    for ending in ENDINGS:
+        signal.signal(ending, signal.SIG_IGN)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
     sys.exit(128 + number)
 
 
@@ -177,7 +184,7 @@ def _bar(console: Console, total: int) -> Iterator[Listener]:
 def _read(file: Path) -> Report:
     try:
         return Report.from_json(json.loads(file.read_text()))
-    except (ValueError, KeyError, TypeError) as exc:
+    except (AttributeError, ValueError, KeyError, TypeError) as exc:
         raise ConfigurationError(f"{file} is no result of flyt bench: {exc!r}") from exc
 
 
