@@ -200,9 +200,12 @@ def _clients(results: Results) -> Table:
 
 def _figures(report: Report) -> Table:
     settings = report.settings
-    native = settings.get("native")
+    native = settings["native"]
+    where = (
+        f"backend {settings['backend']}" if settings["backend"] else f"device {settings['device']}"
+    )
     table = Table(
-        title=f"device {settings.get('device')}" + (f", native: {native}" if native else ""),
+        title=where + (f", native: {native}" if native else ""),
         title_justify="left",
     )
     for column in ("figure", "bound", "measured", "ok"):

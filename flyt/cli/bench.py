@@ -192,6 +192,7 @@ def _title(report: Report) -> str:
     machine = report.machine
     card = (machine["card"] or {}).get("name")
     where = card or f"{machine['cpu']}, {machine['cores']} cores"
-    device = report.settings["device"]
+    settings = report.settings
+    device = f"backend {settings['backend']}" if settings["backend"] else settings["device"]
     date = str(machine["date"])[:10]
-    return f"device {device}; {where}; commit {machine['commit']}; {date}; quartiles shaded"
+    return f"{device}; {where}; commit {machine['commit']}; {date}; quartiles shaded"
