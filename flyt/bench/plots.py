@@ -61,7 +61,7 @@ def draw(results: Results, title: str, folder: Path) -> list[Path]:
             continue
         figure = Figure(figsize=(11, 4.5), layout="constrained")
         fill(results, figure)
-        figure.text(0.01, 0.005, title, fontsize=7, color="#606060")
+        figure.supxlabel(title, x=0.01, ha="left", fontsize=7, color="#606060")
         for kind in FORMATS:
             path = folder / f"{name}.{kind}"
             # Text stays text, and the same samples give the same file.
@@ -98,6 +98,7 @@ def _by_size(results: Results, figure: Any, value: Callable[[int, float], float]
         ax.set_yscale("log")
         ax.set_xticks(sizes, [bytes_text(s) for s in sizes], rotation=45, ha="right", fontsize=8)
         ax.minorticks_off()
+        ax.yaxis.set_major_formatter("{x:g}")
         ax.set_title(heading)
         ax.grid(alpha=0.3)
     axes[0].set_ylabel(y)
@@ -113,34 +114,34 @@ def _duration(results: Results, figure: Any) -> None:
 
 
 def _clients(results: Results, figure: Any) -> None:
-    axes = figure.subplots(1, 2)
-    panels = (
-        ("stream", "h2d", "GB/s, sum", "pinned, host to device", 1e-9),
-        ("mix", "mix", "1,000 copies a second, sum", "4 KiB, half each way", 1e-3),
-    )
-    for ax, (case, metric, y, heading, factor) in zip(axes, panels, strict=True):
-        sizes = results.sizes(case)
-        amount = sizes[0] if sizes and case == "stream" else 1
+    panels = [panel for panel in CLIENT_PANELS if results.sizes(panel[0])]
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for ax, (case, metric, heading, y, factor) in zip(axes, panels, strict=True):
+        size = results.sizes(case)[0]
+        amount = factor * (size if case == "stream" else 1)
+        counts = sorted({key.clients for key in results.samples if key.case == case})
         for contender in results.contenders(case):
-            points = sorted(
-                (key.clients, amount * factor / spread.median)
-                for key in results.samples
-                if (key.case, key.contender, key.metric) == (case, contender, metric)
-                and (spread := results.spread(key)) is not None
-            )
+            keys = [Key(case, size, contender, metric, count) for count in counts]
+            spreads = [(key.clients, results.spread(key)) for key in keys]
+            points = [(n, amount / spread.median) for n, spread in spreads if spread is not None]
             kind = " (threads)" if case == "mix" and contender.startswith("native") else ""
-            ax.plot(
-                *zip(*points, strict=True), "o-", ms=4, label=contender + kind,
-                c=COLOURS.get(contender),
-            )  # fmt: skip
-        if sizes:
-            ax.legend(fontsize=8)
+            xs, ys = zip(*points, strict=True)
+            ax.plot(xs, ys, "o-", ms=4, label=contender + kind, c=COLOURS.get(contender))
+        ax.set_xticks(counts)
+        ax.set_ylim(bottom=0)
         ax.set_xlabel("clients")
         ax.set_ylabel(y)
-        ax.set_ylim(bottom=0)
-        ax.set_title(heading)
+        ax.set_title(f"{bytes_text(size)}, {heading}")
         ax.grid(alpha=0.3)
+        ax.legend(fontsize=8)
 
+
+CLIENT_PANELS = (
+    ("stream", "h2d", "pinned, host to device", "GB/s, sum", 1e-9),
+    ("stream", "d2h", "pinned, device to host", "GB/s, sum", 1e-9),
+    ("mix", "mix", "half each way", "1,000 copies a second, sum", 1e-3),
+)
+"""Case, metric, heading, label of the y axis, and what turns it into that unit."""
 
 CURVES: tuple[tuple[str, tuple[str, ...], Callable[[Results, Any], None]], ...] = (
     ("throughput", ("copy",), _throughput),

@@ -125,7 +125,7 @@ def show(report: Report, console: Console) -> None:
         console.print(f"note: {note}", highlight=False, soft_wrap=True)
     console.print(
         f"{results.copies:,} copies with {results.compared / 1e9:.1f} GB compared byte by byte, "
-        + ("[bold red]NOT ALL RIGHT[/]" if report.failure else "all right")
+        + ("[bold red]the run failed[/]" if report.failure else "all right")
         + f"; {report.seconds:.0f} s",
         highlight=False,
     )
