@@ -75,7 +75,7 @@ class Report:
             "compared": {"copies": self.results.copies, "bytes": self.results.compared},
             "machine": dict(self.machine),
             "settings": dict(self.settings),
-            "seconds": round(self.seconds, 1),
+            "seconds": self.seconds,
             "against": list(self.against),
             "figures": [figure.to_json() for figure in self.figures],
             "notes": self.results.notes,

@@ -129,7 +129,7 @@ def run(setup: Setup, plan: Plan, limit: float, progress: Progress) -> Report:
         report.failure = str(failure)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    report.seconds = time.monotonic() - started
+    report.seconds = round(time.monotonic() - started, 1)
     return report
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -285,13 +287,22 @@ def test_a_backend_that_runs_already_is_left_alone(
 
 
 @pytest.fixture
-def start_bench() -> Iterator[subprocess.Popen[str]]:
+def temporary() -> Iterator[Path]:
+    """A folder for temporary files of its own; not tmp_path, whose name is too long for sockets."""
+    folder = Path(tempfile.mkdtemp(prefix="flyt-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def start_bench(temporary: Path) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [*COMMAND, "--device", "emulated", "--case", "mix", "--rounds", "1000"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
     )
     yield process
     if process.poll() is None:
@@ -312,18 +323,13 @@ def workers(pid: int) -> list[int]:
     return found
 
 
-def folders() -> set[str]:
-    names = os.listdir("/tmp")
-    return {n for n in names if n.startswith(("flyt-bench-", "flyt-private-"))}
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_half_way_it_clears_everything_away(
     number: signal.Signals,
     start_bench: subprocess.Popen[str],
+    temporary: Path,
     alive: Callable[[int], bool],
 ) -> None:
-    before = folders()
     deadline = time.monotonic() + LIMIT
     while len(found := workers(start_bench.pid)) < 3:
         assert start_bench.poll() is None
@@ -334,5 +340,5 @@ def test_stopped_half_way_it_clears_everything_away(
     start_bench.communicate(timeout=LIMIT)
     assert start_bench.returncode != 0
     assert not [pid for pid in found if alive(pid)]
-    assert folders() <= before
+    assert os.listdir(temporary) == []
     # The leak fixture looks for the backend and its region.
