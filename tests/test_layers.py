@@ -25,7 +25,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "frontend": GROUND | {"rpc", "shm"},
     "backend": GROUND | {"rpc", "shm"},
     **{face: GROUND | FACES | {"frontend"} for face in FACES},
-    "cli": GROUND | FACES | {"rpc", "shm", "frontend", "backend", "testing"},
+    "bench": GROUND | FACES | {"rpc", "shm", "frontend"},
+    "cli": GROUND | FACES | {"rpc", "shm", "frontend", "backend", "testing", "bench"},
     "testing": GROUND | FACES | {"rpc", "shm", "frontend", "backend"},
 }
 """Each room of the package and what it may import besides itself."""

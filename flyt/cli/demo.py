@@ -27,8 +27,9 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from flyt.cli import draw
-from flyt.cli.processes import Backend, Client, DemoFailed, running_backend
+from flyt.cli.processes import Client, DemoFailed, running_backend
 from flyt.errors import ConfigurationError, FlytError
+from flyt.frontend.launcher import Launched
 from flyt.shm.region import Region, free_space, resolve
 from flyt.shm.table import Entry, FrameTable
 
@@ -177,7 +178,7 @@ class Outcome:
         }
 
 
-def _measure(outcome: Outcome, backend: Backend, folder: Path, console: Console) -> None:
+def _measure(outcome: Outcome, backend: Launched, folder: Path, console: Console) -> None:
     plan = outcome.plan
     with contextlib.ExitStack() as stack:
         watcher = Watcher(backend.region)
@@ -223,7 +224,7 @@ def run(plan: Plan, device: str, console: Console) -> Outcome:
     try:
         with running_backend(folder, device, plan.region) as backend:
             _measure(outcome, backend, folder, console)
-            backend.stop()
+            backend.leave()
         outcome.verified = True
     except FlytError as failure:
         outcome.failure = str(failure)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import click
 
 from flyt._version import __version__
+from flyt.cli.bench import bench
 from flyt.cli.demo import demo
 
 
@@ -15,6 +16,7 @@ def main() -> None:
     """Use the host's GPU from a VM or a container through one shared-memory region."""
 
 
+main.add_command(bench)
 main.add_command(demo)
 
 if __name__ == "__main__":
