@@ -10,6 +10,7 @@ import time
 from typing import Any, Protocol
 
 from flyt.backend.loop import EventLoop, Timer
+from flyt.backend.options import MAX_SESSIONS
 from flyt.backend.orders import Opened
 from flyt.backend.pool import WorkerPool
 from flyt.backend.principals import Principal, principal_of
@@ -21,9 +22,10 @@ from flyt.backend.workers import (
     session_address,
 )
 from flyt.errors import DeviceError, FlytError, HandshakeError, ProtocolError
+from flyt.rpc.connections import Peer
 from flyt.rpc.handshake import Feature, Offer, foreign_version, negotiate, offer, offer_of
 from flyt.rpc.messages import HELLOS, WELCOMES, AskStatus, Hello, Refused, StatusReport, Welcome
-from flyt.rpc.sockets import Incoming, Listener, Peer
+from flyt.rpc.sockets import Full, Incoming, Listener
 from flyt.shm import ring
 
 log = logging.getLogger(__name__)
@@ -33,9 +35,6 @@ NO_DEVICE = 100
 
 HANDSHAKE_LIMIT = START_LIMIT + 10.0
 """Seconds from HELLO to WELCOME; a new worker's start is in between."""
-
-MAX_SESSIONS = 1000
-"""Each is a thread, a socket and tens of descriptors in a worker."""
 
 MAX_PENDING = 256
 """HELLOs not yet answered; anybody can send one, and each costs a socket in a worker."""
@@ -56,6 +55,10 @@ class Terms(Protocol):
     @property
     def memory_limit(self) -> int:
         """Bytes of device memory; 0 for no limit."""
+
+    @property
+    def sessions_per_user(self) -> int:
+        """How many sessions one principal may have."""
 
     @property
     def session_ports(self) -> str:
@@ -93,7 +96,7 @@ class _Pending:
 
     def answer(self, message: Welcome | Refused) -> bool:
         """Whether the client is still there to hear it."""
-        return self.listener.send(self.incoming.identity, [WELCOMES.encode(message)])
+        return _send(self.listener, self.incoming, message)
 
 
 class Handshakes:
@@ -131,6 +134,10 @@ class Handshakes:
                 return
             self._arrived(listener, incoming)
 
+    def waits(self, listener: Listener, source: int) -> bool:
+        """Whether this connection is between HELLO and WELCOME."""
+        return (id(listener), source) in self._pending
+
     def _arrived(self, listener: Listener, incoming: Incoming) -> None:
         principal = principal_of(incoming.peer, listener.endpoint)
         if principal is None or incoming.source < 0:
@@ -138,6 +145,7 @@ class Handshakes:
         answer: StatusReport | Refused
         try:
             message = _decode(incoming)
+            listener.connections.heard(incoming.source)
             if not isinstance(message, AskStatus):
                 self._greet(listener, incoming, principal, message)
                 return
@@ -152,7 +160,7 @@ class Handshakes:
         except DeviceError as exc:
             log.warning("refusing a client of %s: %s", principal, exc.detail)
             answer = Refused(exc.code, exc.detail)
-        listener.send(incoming.identity, [WELCOMES.encode(answer)])
+        _send(listener, incoming, answer)
 
     def _greet(
         self, listener: Listener, incoming: Incoming, principal: Principal, hello: Hello
@@ -170,16 +178,29 @@ class Handshakes:
                     DEVICES_UNAVAILABLE,
                     f"{MAX_PENDING} clients are waiting for this backend already; try again later",
                 )
-            if self._pool.session_count >= MAX_SESSIONS:
-                raise DeviceError(
-                    DEVICES_UNAVAILABLE,
-                    f"this backend serves {MAX_SESSIONS} sessions already; end some of them",
-                )
+            self._check_room(principal)
             self._assign(pending)
         except FlytError:
             limit.cancel()
             raise
         self._pending[pending.key] = pending
+
+    def _check_room(self, principal: Principal) -> None:
+        limit = self._terms.sessions_per_user
+        own = self._pool.sessions_of(principal) + sum(
+            p.principal == principal and not p.session for p in self._pending.values()
+        )
+        if own >= limit:
+            raise DeviceError(
+                DEVICES_UNAVAILABLE,
+                f"{principal} has {own} sessions, as many as one user may have here "
+                "(--sessions-per-user); end some of them",
+            )
+        if self._pool.session_count >= MAX_SESSIONS:
+            raise DeviceError(
+                DEVICES_UNAVAILABLE,
+                f"this backend serves {MAX_SESSIONS} sessions already; end some of them",
+            )
 
     def _assign(self, pending: _Pending) -> None:
         worker = pending.worker = self._pool.assign(pending.principal)
@@ -277,6 +298,15 @@ class Handshakes:
     def _forget(self, pending: _Pending) -> None:
         pending.limit.cancel()
         del self._pending[pending.key]
+
+
+def _send(listener: Listener, incoming: Incoming, answer: Welcome | Refused | StatusReport) -> bool:
+    """Whether the client is still there to hear it, and hears."""
+    try:
+        return listener.send(incoming.identity, [WELCOMES.encode(answer)])
+    except Full:
+        log.warning("dropping an answer: a client asks on and on and reads nothing")
+        return False
 
 
 def _offer() -> Offer:

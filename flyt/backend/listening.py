@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 
 import zmq
 
+from flyt.backend.visitors import HELLO_BACKLOG, HELLO_BYTES
 from flyt.errors import ConfigurationError
 from flyt.rpc.endpoints import Endpoint
 from flyt.rpc.sockets import Listener
@@ -97,7 +98,14 @@ class Doors:
                 if endpoint.scheme == "ipc":
                     lock = PathLock(f"{endpoint.path}.lock", address)
                     undo.callback(lock.close)
-                listener = Listener(context, address, heartbeat_ms=heartbeat_ms)
+                listener = Listener(
+                    context,
+                    address,
+                    heartbeat_ms=heartbeat_ms,
+                    backlog=HELLO_BACKLOG,
+                    unread=HELLO_BACKLOG,
+                    largest=HELLO_BYTES,
+                )
                 undo.callback(listener.close)
                 self._listeners.append(listener)
             self._stack = undo.pop_all()

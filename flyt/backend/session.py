@@ -30,7 +30,7 @@ from flyt.backend.orders import Closed, Granted, Open, Opened, Reclaimed
 from flyt.backend.resting import Resting
 from flyt.backend.services import Services
 from flyt.backend.streams import SessionStream
-from flyt.backend.wire import Wire
+from flyt.backend.wire import SOCKET_LIMITS, Wire
 from flyt.errors import ConfigurationError, DeviceError, FlytError, ProtocolError, RegionError
 from flyt.rpc import messages as m
 from flyt.rpc.sockets import Listener, Payload
@@ -108,7 +108,7 @@ class Session(threading.Thread):
                 self.services.context,
                 self.order.address,
                 heartbeat_ms=self.services.heartbeat_ms,
-                backlog=2 * m.CREDITS,
+                **SOCKET_LIMITS,
             )
         except (ConfigurationError, zmq.ZMQError, OSError) as exc:
             self.services.tell(Opened(self.id, 0, "", f"no socket for the session: {exc}"))

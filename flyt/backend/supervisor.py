@@ -26,11 +26,13 @@ from flyt.backend.reclaim import Reclaimer
 from flyt.backend.served import ServedRegion
 from flyt.backend.signals import StopSignals
 from flyt.backend.status import status_report
+from flyt.backend.visitors import Visitors
 from flyt.backend.workers import START_LIMIT, Launch, WorkerProcess
 from flyt.errors import ConfigurationError
+from flyt.rpc.connections import Peer
 from flyt.rpc.handshake import Feature
 from flyt.rpc.messages import CREDITS, INLINE_CHUNK, Refused, StatusReport, Welcome
-from flyt.rpc.sockets import Listener, Peer, open_context
+from flyt.rpc.sockets import Listener, open_context
 
 log = logging.getLogger(__name__)
 
@@ -69,8 +71,10 @@ class Supervisor:
             Launch(self._worker_arguments, self._worker_descriptors),
             per_session=options.isolation == "process",
             limit=options.max_workers,
+            idle_seconds=options.idle_worker,
         )
         self._handshakes = Handshakes(self._loop, self._pool, self)
+        self._visitors = Visitors(self._loop, lambda: self._doors or (), self._handshakes.waits)
         self._served: ServedRegion | None = None
         self._desk: FrameDesk | None = None
         self._doors: Doors | None = None
@@ -133,7 +137,11 @@ class Supervisor:
 
     def _watch(self, listener: Listener) -> None:
         for source in listener.pollables:
-            self._loop.watch(source, lambda: self._handshakes.serve(listener))
+            self._loop.watch(source, lambda: self._serve(listener))
+
+    def _serve(self, listener: Listener) -> None:
+        self._handshakes.serve(listener)
+        self._visitors.came(listener)
 
     def _announce(self, endpoints: list[str]) -> None:
         region = self._served.region.path if self._served is not None else ""
@@ -182,6 +190,8 @@ class Supervisor:
         self._context.term()
 
     def _sweep(self) -> None:
+        if self._served is not None:
+            self._served.mend()
         if self._desk is not None:
             self._desk.reclaimer.sweep()
         self._loop.call_later(self._options.sweep, self._sweep)
@@ -254,6 +264,11 @@ class Supervisor:
         return self._options.memory_limit
 
     @property
+    def sessions_per_user(self) -> int:
+        """How many sessions one principal may have."""
+        return self._options.sessions_per_user
+
+    @property
     def session_ports(self) -> str:
         """TCP ports of session sockets."""
         return self._options.session_ports
@@ -266,6 +281,7 @@ class Supervisor:
         if served is None or Feature.REGION not in features or not served.is_whole():
             shared = _NO_REGION
         else:
+            served.mend()
             shared = {
                 "epoch": served.epoch,
                 "region": served.region.path,

@@ -17,6 +17,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from flyt.errors import ConfigurationError
+from flyt.rpc.connections import Connections, Peer, inode_of
 from flyt.rpc.endpoints import Endpoint, port_range
 
 LARGEST_MESSAGE = 16 << 20
@@ -31,24 +32,14 @@ _NEVER_MS = 1 << 30
 _LINGER_MS = 500
 """How long a closing socket may take to hand its last words to the kernel."""
 
+MOST_FRAMES = 4
+"""Frames of one message that are kept; no message of ours has more than two."""
+
 Payload = bytes | bytearray | memoryview
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Peer:
-    """Where a message came from, as the kernel says; -1 where it can't (TCP)."""
-
-    address: str
-    uid: int = -1
-    pid: int = -1
-
-    @classmethod
-    def parse(cls, text: str) -> Peer:
-        # libzmq writes "host:uid:gid:pid" for ipc, from SO_PEERCRED at accept.
-        parts = text.rsplit(":", 3)
-        if len(parts) == 4 and all(p.isdigit() for p in parts[1:]):
-            return cls("local", int(parts[1]), int(parts[3]))
-        return cls(text)
+class Full(Exception):
+    """The peer has left so many messages unread that it gets no more."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,10 +59,10 @@ def open_context(io_threads: int = 1) -> zmq.Context[zmq.Socket[bytes]]:
     return context
 
 
-def _prepare(socket: zmq.Socket[bytes], heartbeat_ms: int) -> None:
+def _prepare(socket: zmq.Socket[bytes], heartbeat_ms: int, largest: int = LARGEST_MESSAGE) -> None:
     socket.setsockopt(zmq.LINGER, _LINGER_MS)
-    socket.setsockopt(zmq.SNDHWM, 0)  # a ROUTER drops at its mark; our credits bound it instead
-    socket.setsockopt(zmq.MAXMSGSIZE, LARGEST_MESSAGE)
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, largest)
     # Not -1: without reconnection libzmq drops what has come and is not read yet when a connection
     # ends, the peer's last word among it. The socket is closed long before this interval is over.
     socket.setsockopt(zmq.RECONNECT_IVL, _NEVER_MS)
@@ -133,6 +124,10 @@ class Listener:
         A peer silent for this long counts as gone; 0 never.
     backlog : int
         Messages that may wait unread per connection; beyond, the peer's sends stall.
+    unread : int
+        Messages that may wait for one peer to read; beyond, `send` raises `Full`. 0: no limit.
+    largest : int
+        Bytes of a frame; a connection with a larger one ends.
 
     Raises
     ------
@@ -147,12 +142,17 @@ class Listener:
         *,
         heartbeat_ms: int = 0,
         backlog: int = 1024,
+        unread: int = 0,
+        largest: int = LARGEST_MESSAGE,
     ) -> None:
         socket = context.socket(zmq.ROUTER)
-        _prepare(socket, heartbeat_ms)
+        _prepare(socket, heartbeat_ms, largest)
         socket.setsockopt(zmq.RCVHWM, backlog)
-        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else messages to a gone peer vanish silently
-        self._wire = _Monitored(socket, zmq.EVENT_DISCONNECTED)
+        socket.setsockopt(zmq.SNDHWM, unread)
+        # Else what a gone peer, or one beyond its mark, was to get vanishes silently.
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._wire = _Monitored(socket, int(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED))
+        self.connections = Connections()
         try:
             self.endpoint = _bind(socket, address)
         except BaseException:
@@ -168,10 +168,14 @@ class Listener:
         """The next message, or None; never waits."""
         socket = self._wire.socket
         try:
-            frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            last = socket.recv(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return None
-        last = frames[-1]
+        frames = [last]
+        while last.more:  # the rest has come too: libzmq hands whole messages over
+            last = socket.recv(zmq.NOBLOCK, copy=False)
+            if len(frames) <= MOST_FRAMES:
+                frames.append(last)
         try:
             source, address = int(last.get(zmq.SRCFD)), str(last.get("Peer-Address"))
         except (zmq.ZMQError, ValueError):
@@ -181,14 +185,29 @@ class Listener:
 
     def gone(self) -> list[int]:
         """Descriptors of connections that ended since the last call."""
-        return [value for _, value in self._wire.events()]
+        ended = []
+        for event, value in self._wire.events():
+            if event == zmq.EVENT_ACCEPTED:
+                self.connections.began(value)
+            else:
+                self.connections.ended(value)
+                ended.append(value)
+        return ended
 
     def send(self, identity: bytes, frames: Sequence[Payload]) -> bool:
-        """Hand a message over; False when that peer is gone. Never waits."""
+        """Hand a message over; False when that peer is gone. Never waits.
+
+        Raises
+        ------
+        Full
+            The peer reads too slowly; nothing was sent.
+        """
         try:
             self._wire.socket.send_multipart([identity, *frames], zmq.NOBLOCK)
+        except zmq.Again as exc:
+            raise Full from exc
         except zmq.ZMQError as exc:
-            if exc.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+            if exc.errno == zmq.EHOSTUNREACH:
                 return False
             raise
         return True
@@ -219,14 +238,6 @@ def _bind(socket: zmq.Socket[bytes], address: str) -> Endpoint:
             return Endpoint("tcp", host=host.strip("[]"), port=bound.port)
         return bound
     raise ConfigurationError(f"can't listen on {address}: {reason}") from reason
-
-
-def _inode(descriptor: int) -> int:
-    """What a descriptor stands for; 0 when it is closed."""
-    try:
-        return os.fstat(descriptor).st_ino
-    except OSError:
-        return 0
 
 
 def _unlink_socket(path: str) -> None:
@@ -291,7 +302,7 @@ class Dialer:
         """Take note of what happened to the connection."""
         for event, value in self._wire.events():
             if event == zmq.EVENT_CONNECTED:
-                self.descriptor, self._inode = value, _inode(value)
+                self.descriptor, self._inode = value, inode_of(value)
             elif self.lost is None:
                 self.descriptor = -1
                 self.lost = f"{self.endpoint}: {self._end(event)}"
@@ -300,7 +311,7 @@ class Dialer:
         """After a fork, in the child: close the parent's connection, so that it ends with the
         parent. If the number is another file's by now, that is left alone."""
         descriptor, self.descriptor = self.descriptor, -1
-        if descriptor >= 0 and _inode(descriptor) == self._inode != 0:
+        if descriptor >= 0 and inode_of(descriptor) == self._inode != 0:
             os.close(descriptor)
 
     def _end(self, event: int) -> str:
