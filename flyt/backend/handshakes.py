@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from flyt.backend.loop import EventLoop, Timer
@@ -69,8 +70,8 @@ class Terms(Protocol):
     ) -> Welcome:
         """The words of welcome to a session that has its socket."""
 
-    def report(self, peer: Peer) -> StatusReport | Refused:
-        """The answer to AskStatus."""
+    def report(self, peer: Peer, then: Callable[[StatusReport | Refused], object]) -> None:
+        """Call ``then`` with the answer to AskStatus, at once or soon."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -142,14 +143,15 @@ class Handshakes:
         principal = principal_of(incoming.peer, listener.endpoint)
         if principal is None or incoming.source < 0:
             return  # it has gone already
-        answer: StatusReport | Refused
+        answer: Refused
         try:
             message = _decode(incoming)
             listener.connections.heard(incoming.source)
             if not isinstance(message, AskStatus):
                 self._greet(listener, incoming, principal, message)
                 return
-            answer = self._terms.report(incoming.peer)
+            self._terms.report(incoming.peer, lambda report: _send(listener, incoming, report))
+            return
         except ProtocolError as exc:
             self.garbage += 1
             log.debug("dropping garbage of %s: %s", principal, exc)

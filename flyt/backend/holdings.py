@@ -53,6 +53,10 @@ class Holdings:
     ----------
     waiting : int
         Notifications that are still to come.
+    moved : int
+        Bytes of the copies so far.
+    errors : int
+        Commands that the device refused or failed.
     """
 
     def __init__(self, services: Services, call_soon: CallSoon, limit: int) -> None:
@@ -62,11 +66,21 @@ class Holdings:
         """Blocks whose addresses the frontend could not reserve; kept until the end."""
         self.bounce: BounceBuffer | None = None
         self.waiting = 0
+        self.moved = self.errors = 0
         self._services = services
         self._call_soon = call_soon
         self._pools: dict[int, Handle] = {}
         self._marks: dict[SessionStream, collections.deque[_Watched]] = {}
         self._unmarked: dict[SessionStream, list[Finished]] = {}
+
+    def figures(self) -> dict[str, int]:
+        """For displays; from any thread."""
+        return {
+            "device_bytes": self.blocks.used,
+            "in_flight": self.waiting,
+            "bytes_moved": self.moved,
+            "errors": self.errors,
+        }
 
     @property
     def devices(self) -> list[Device]:

@@ -110,6 +110,7 @@ def _copy(
     others = streams.across(stream, {block.device for block in blocks})
     stream.device.copy(destination, source, command.size, handle)
     streams.behind(others, stream)
+    session.holdings.moved += command.size
     session.complete(command.id, [stream], brief=command.size <= BRIEF_BYTES)
 
 
@@ -179,6 +180,7 @@ def _inline(
     except DeviceError:
         bounce.give(slot)
         raise
+    session.holdings.moved += command.size
     session.holdings.when_done([stream], done)
 
 

@@ -49,6 +49,10 @@ _MESSAGES_A_TURN = 64
 """Messages taken before the thread looks at everything else: a stranger can flood the socket."""
 
 
+_WAKE_UP: Callable[[], None] = functools.partial(bool)
+"""Only wakes the session's thread up."""
+
+
 class Ended(Exception):
     """The session is over; the argument says why."""
 
@@ -230,6 +234,7 @@ class Session(threading.Thread):
     def fail(self, number: int, exc: DeviceError) -> None:
         """Answer with a device's error. A sticky one ends the worker, and is the last word at once:
         whoever has heard it must never hear anything else."""
+        self.holdings.errors += 1
         self._device_failed(exc)
         if exc.code in STICKY:
             self._last_word(exc.code, exc.detail)
@@ -327,18 +332,14 @@ class Session(threading.Thread):
                 if self._answers is not None:
                     self._answers.tell()
             except Ended:  # already ending: what is left runs all the same
-                self._inbox.put(_nothing)
+                self._inbox.put(_WAKE_UP)
                 busy = True
             except FlytError as exc:  # likewise: an answer that fails must not leave work uncounted
                 log.warning("session %016x, ending: %s", self.id, exc)
-                self._inbox.put(_nothing)
+                self._inbox.put(_WAKE_UP)
                 busy = True
             if not (idle and self.holdings.waiting == 0):
                 poller.poll(0 if busy else None)
-
-
-def _nothing() -> None:
-    """Only wakes the session's thread up."""
 
 
 _HANDLERS: dict[type, Callable[[Session, object, list[bytes]], None]] = {

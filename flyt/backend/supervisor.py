@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Callable
 from typing import Any
 
 from flyt.backend.grants import FrameDesk
@@ -19,13 +20,14 @@ from flyt.backend.limits import raise_descriptor_limit
 from flyt.backend.listening import Doors
 from flyt.backend.loop import EventLoop
 from flyt.backend.options import Options
-from flyt.backend.orders import Broken, Closed, Opened, Request, Returned
+from flyt.backend.orders import Broken, Closed, Measured, Opened, Request, Returned
 from flyt.backend.pool import WorkerPool
 from flyt.backend.principals import is_own_user
 from flyt.backend.reclaim import Reclaimer
 from flyt.backend.served import ServedRegion
 from flyt.backend.signals import StopSignals
 from flyt.backend.status import status_report
+from flyt.backend.survey import Figures, Survey
 from flyt.backend.visitors import Visitors
 from flyt.backend.workers import START_LIMIT, Launch, WorkerProcess
 from flyt.errors import ConfigurationError
@@ -74,6 +76,7 @@ class Supervisor:
             idle_seconds=options.idle_worker,
         )
         self._handshakes = Handshakes(self._loop, self._pool, self)
+        self._survey = Survey(self._loop, self._pool)
         self._visitors = Visitors(self._loop, lambda: self._doors or (), self._handshakes.waits)
         self._served: ServedRegion | None = None
         self._desk: FrameDesk | None = None
@@ -174,6 +177,7 @@ class Supervisor:
         """Leave nothing behind, however far `_start` came. A second signal skips the waiting."""
         drain = self._options.drain if self._serving else 0.0
         self._ending = True
+        self._survey.close()
         self._handshakes.refuse_all("this backend is shutting down")
         if self._doors is not None:
             for listener in self._doors:
@@ -226,6 +230,8 @@ class Supervisor:
                 self._desk.request(worker, message)
             case Returned() if self._desk is not None:
                 self._desk.returned(worker, message)
+            case Measured():
+                self._survey.heard(worker, message)
             case Closed():
                 self._session_over(worker, message.session, message.reason)
             case Broken():
@@ -252,6 +258,7 @@ class Supervisor:
         if self._serving and not self._ending:  # else it is no news
             log.warning("worker %d ended: %s", worker.pid, reason)
         self._pool.forget(worker)
+        self._survey.forget(worker)
         for session in list(worker.sessions):
             self._session_over(worker, session, f"its worker ended: {reason}")
         self._handshakes.worker_lost(worker, reason)
@@ -302,17 +309,28 @@ class Supervisor:
             **shared,
         )
 
-    def report(self, peer: Peer) -> StatusReport | Refused:
-        """The answer to AskStatus."""
-        if not is_own_user(peer):
-            return Refused(NO_DEVICE, "only the user who runs this backend may ask for its status")
-        return StatusReport(
-            status_report(
-                self._options.device,
-                self._options.isolation,
-                self._pool,
-                self._served,
-                self._desk,
-                self._handshakes.garbage,
+    def report(self, peer: Peer, then: Callable[[StatusReport | Refused], object]) -> None:
+        """The answer to AskStatus, once the workers have said their part."""
+        if is_own_user(peer):
+            self.survey(lambda report: then(StatusReport(report)))
+        else:
+            text = "only the user who runs this backend may ask for its status"
+            then(Refused(NO_DEVICE, text))
+
+    def survey(self, then: Callable[[dict[str, Any]], object]) -> None:
+        """Call ``then`` with what `flyt status` shows."""
+
+        def report(figures: Figures) -> None:
+            then(
+                status_report(
+                    self._options.device,
+                    self._options.isolation,
+                    self._pool,
+                    self._served,
+                    self._desk,
+                    self._handshakes.garbage,
+                    figures,
+                )
             )
-        )
+
+        self._survey.take(report)

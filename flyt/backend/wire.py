@@ -33,7 +33,13 @@ UNREAD = 64
 """Messages that libzmq keeps for a client that does not read, a MiB each at most (inline payloads).
 Far beyond what an honest client leaves unread: the kernel's buffers come first."""
 
-SOCKET_LIMITS = {"backlog": 2 * m.CREDITS, "unread": UNREAD, "largest": MAX_MESSAGE_BYTES}
+LARGEST_FRAME = MAX_MESSAGE_BYTES + (64 << 10)
+"""A little more than the decoder takes, so that whoever goes beyond that hears why."""
+
+BACKLOG = 64
+"""Messages of a client that wait here; the others of its `flyt.rpc.messages.CREDITS` wait there."""
+
+SOCKET_LIMITS = {"backlog": BACKLOG, "unread": UNREAD, "largest": LARGEST_FRAME}
 """Of a session's `Listener`."""
 
 STRANGERS_A_LOOK = 64

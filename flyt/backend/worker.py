@@ -32,6 +32,8 @@ from flyt.backend.orders import (
     Failed,
     Granted,
     Leave,
+    Measure,
+    Measured,
     Open,
     Opened,
     Ready,
@@ -142,6 +144,8 @@ class Worker:
                     target = self._sessions.get(order.session)
                 if target is not None:
                     target.end(order.reason)
+            case Measure():
+                self._tell(Measured({f"{one.id:016x}": one.holdings.figures() for one in self._all()}))
 
     def _open(self, order: Open) -> None:
         try:
