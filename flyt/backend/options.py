@@ -77,6 +77,8 @@ class Options:
         ``A-B`` for the sockets of TCP sessions, or ``*`` for any.
     memory_limit : int
         Device memory per session; 0 for no limit.
+    metrics : str or None
+        ``HOST:PORT`` for Prometheus.
     ready_fd, parent_fd : int or None
         Where the ready line goes; a pidfd whose process's end is ours, too.
     """
@@ -98,6 +100,7 @@ class Options:
     sweep: float = 5.0
     drain: float = 5.0
     insecure: bool = False
+    metrics: str | None = None
     ready_fd: int | None = None
     parent_fd: int | None = None
 
@@ -135,6 +138,8 @@ class Options:
                 raise ConfigurationError(
                     f"--{option} {value}: wants seconds from {low} to {LONGEST_SECONDS:.0f}"
                 )
+        if self.metrics is not None:
+            _check_metrics(self.metrics, self.insecure)
         _check_descriptor("--ready-fd", self.ready_fd)
         _check_descriptor("--with-parent-fd", self.parent_fd)
 
@@ -160,6 +165,18 @@ def _check_listen(text: str, insecure: bool) -> None:
         raise ConfigurationError(
             f"--listen {text}: without authentication, whoever reaches this port has the GPU; "
             "listen on 127.0.0.1 or on ipc, or say --insecure on a network that you trust"
+        )
+
+
+def _check_metrics(text: str, insecure: bool) -> None:
+    try:
+        where = Endpoint.parse(f"tcp://{text}")
+    except ConfigurationError as exc:
+        raise ConfigurationError(f"--metrics {text}: wants HOST:PORT, like 127.0.0.1:9400") from exc
+    if not where.is_loopback() and not insecure:
+        raise ConfigurationError(
+            f"--metrics {text}: whoever reaches this port sees the names of all clients; "
+            "listen on 127.0.0.1, or say --insecure on a network that you trust"
         )
 
 

@@ -49,8 +49,8 @@ _MESSAGES_A_TURN = 64
 """Messages taken before the thread looks at everything else: a stranger can flood the socket."""
 
 
-_WAKE_UP: Callable[[], None] = functools.partial(bool)
-"""Only wakes the session's thread up."""
+def _nothing() -> None:
+    """Only wakes the session's thread up."""
 
 
 class Ended(Exception):
@@ -332,11 +332,11 @@ class Session(threading.Thread):
                 if self._answers is not None:
                     self._answers.tell()
             except Ended:  # already ending: what is left runs all the same
-                self._inbox.put(_WAKE_UP)
+                self._inbox.put(_nothing)
                 busy = True
             except FlytError as exc:  # likewise: an answer that fails must not leave work uncounted
                 log.warning("session %016x, ending: %s", self.id, exc)
-                self._inbox.put(_WAKE_UP)
+                self._inbox.put(_nothing)
                 busy = True
             if not (idle and self.holdings.waiting == 0):
                 poller.poll(0 if busy else None)

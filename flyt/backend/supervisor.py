@@ -19,6 +19,7 @@ from flyt.backend.ledger import Ledger
 from flyt.backend.limits import raise_descriptor_limit
 from flyt.backend.listening import Doors
 from flyt.backend.loop import EventLoop
+from flyt.backend.metrics import Metrics
 from flyt.backend.options import Options
 from flyt.backend.orders import Broken, Closed, Measured, Opened, Request, Returned
 from flyt.backend.pool import WorkerPool
@@ -81,6 +82,7 @@ class Supervisor:
         self._served: ServedRegion | None = None
         self._desk: FrameDesk | None = None
         self._doors: Doors | None = None
+        self._metrics: Metrics | None = None
         self._serving = False
         self._ending = False
         self._stops = 0
@@ -122,6 +124,9 @@ class Supervisor:
         self._doors = Doors(self._context, options.listen, options.heartbeat_ms)
         for listener in self._doors:
             self._watch(listener)
+        if options.metrics is not None:
+            self._metrics = Metrics(self._loop, self.survey, options.metrics)
+            log.info("metrics at port %d", self._metrics.port)
         self._serving = True
         self._announce(self._doors.endpoints)
 
@@ -178,6 +183,8 @@ class Supervisor:
         drain = self._options.drain if self._serving else 0.0
         self._ending = True
         self._survey.close()
+        if self._metrics is not None:
+            self._metrics.close()
         self._handshakes.refuse_all("this backend is shutting down")
         if self._doors is not None:
             for listener in self._doors:

@@ -145,7 +145,9 @@ class Worker:
                 if target is not None:
                     target.end(order.reason)
             case Measure():
-                self._tell(Measured({f"{one.id:016x}": one.holdings.figures() for one in self._all()}))
+                self._tell(
+                    Measured({f"{one.id:016x}": one.holdings.figures() for one in self._all()})
+                )
 
     def _open(self, order: Open) -> None:
         try:
