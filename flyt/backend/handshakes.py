@@ -120,6 +120,8 @@ class Handshakes:
         self._pool = pool
         self._terms = terms
         self._pending: dict[tuple[int, int], _Pending] = {}
+        self._staying: dict[tuple[int, int], tuple[WorkerProcess, int]] = {}
+        """Clients that were welcomed and keep the connection until they have attached."""
         self.garbage = 0
 
     # --- what clients do ---
@@ -228,6 +230,9 @@ class Handshakes:
         pending = self._pending.get(key)
         if pending is not None:
             self._drop(pending, "the client went away before its WELCOME")
+        if (staying := self._staying.pop(key, None)) is not None:
+            worker, session = staying
+            worker.end_session(session, "the client went away", unless_attached=True)
 
     # --- what workers do ---
 
@@ -254,6 +259,8 @@ class Handshakes:
         )
         if not pending.answer(welcome):
             worker.end_session(opened.session, "the client went away before its WELCOME")
+        elif Feature.STAYS in pending.features:
+            self._staying[pending.key] = worker, opened.session
 
     def worker_lost(self, worker: WorkerProcess, reason: str) -> None:
         """It has ended, or is about to: whoever waited for it gets its successor; not twice, and

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flyt.rpc.codec import U32, U64, Document, Frames, Runs, Text, Token, Vocabulary
+from flyt.rpc.codec import U32, U64, Document, Flag, Frames, Runs, Text, Token, Vocabulary
 
 # --- supervisor to worker ---
 
@@ -47,6 +47,7 @@ class End:
 
     session: U64
     reason: Text
+    unless_attached: Flag = False
 
 
 @dataclass(frozen=True, slots=True)

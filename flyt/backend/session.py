@@ -92,11 +92,12 @@ class Session(threading.Thread):
 
         self._inbox.put(run)
 
-    def end(self, reason: str) -> None:
+    def end(self, reason: str, *, unless_attached: bool = False) -> None:
         """End the session from outside, in order."""
 
         def run() -> None:
-            raise Ended(reason)
+            if not (unless_attached and self.attached):
+                raise Ended(reason)
 
         self._inbox.put(run)
 

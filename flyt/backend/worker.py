@@ -143,7 +143,7 @@ class Worker:
                 with self._lock:
                     target = self._sessions.get(order.session)
                 if target is not None:
-                    target.end(order.reason)
+                    target.end(order.reason, unless_attached=order.unless_attached)
             case Measure():
                 self._tell(
                     Measured({f"{one.id:016x}": one.holdings.figures() for one in self._all()})

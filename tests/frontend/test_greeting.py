@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from flyt.errors import CommandTimeout, FlytError, HandshakeError, ProtocolError, SessionLost
-from flyt.frontend.greeting import greet
+from flyt.frontend import greeting
 from flyt.rpc import messages as m
 from flyt.rpc.patience import Deadline
 from flyt.shm import ring
@@ -21,6 +21,11 @@ LIMIT = 20.0
 WELCOME = m.Welcome(
     7, bytes(16), 1, "s", 0, "", 0, 0, "", 256, 1 << 20, 30_000, (), {"devices": []}
 )
+
+
+def greet(context: Any, endpoint: Any, deadline: Deadline) -> m.Welcome:
+    with greeting.greeted(context, endpoint, deadline) as welcome:
+        return welcome
 
 
 @pytest.fixture
