@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -220,11 +221,15 @@ class Holdings:
             self.take_back(block)
 
     def destroy(self) -> None:
-        """Give back pools, streams and the bounce buffer; all work is done."""
-        for device in self.devices:
-            if (pool := self._pools.pop(device.ordinal, None)) is not None:
-                device.destroy_pool(pool)
-        self.streams.destroy()
+        """Give back pools, streams and the bounce buffer, whatever fails meanwhile; all work is
+        done."""
         bounce, self.bounce = self.bounce, None
-        if bounce is not None:
-            self._services.reaper.take(self.devices[0], bounce.address, bounce.close)
+        with contextlib.ExitStack() as steps:  # from the last to the first
+            if bounce is not None:
+                steps.callback(
+                    self._services.reaper.take, self.devices[0], bounce.address, bounce.close
+                )
+            steps.callback(self.streams.destroy)
+            for device in self.devices:
+                if (pool := self._pools.pop(device.ordinal, None)) is not None:
+                    steps.callback(device.destroy_pool, pool)
