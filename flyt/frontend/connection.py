@@ -161,7 +161,8 @@ class Connection:
             self.posts += 1
         else:
             self.calls += 1
-        self._drain()  # a send may swallow the wake-up of what has come meanwhile
+        if self._wire.wants_a_look():
+            self._drain()
 
     def call(self, make: Callable[[int], Command], **details: Any) -> Pending:
         """Send a command and wait for its answer.

@@ -26,6 +26,9 @@ LOOK_SECONDS = 0.001
 """How often a side that reads a ring looks at the connection too: five times the cost of a look at
 the ring, and nothing urgent comes that way."""
 
+SENDS_A_LOOK = 8
+"""Commands between two looks for replies, of which the ring holds 128."""
+
 END_SECONDS = 1.0
 """How long after its control page was wiped a session's end may take to be heard of."""
 
@@ -53,6 +56,7 @@ class Wire:
         self._held: list[bytes] | None = None
         self._announced = False
         self._look_at = 0.0
+        self._sends = 0
         self._damaged_at = 0.0
 
     def use_rings(self, native: Native, control_page: int) -> None:
@@ -88,6 +92,12 @@ class Wire:
     def _by_dialer(self, frames: Sequence[Payload]) -> bool:
         self._look_at = 0.0  # a send may swallow the wake-up of what has come meanwhile
         return self._dialer.send(frames)
+
+    def wants_a_look(self) -> bool:
+        """Whether to `receive` after a send: by the connection each, as a send may swallow the
+        wake-up of what has come meanwhile; by the ring now and then, so that it never fills up."""
+        self._sends += 1
+        return self._commands is None or not self._look_at or self._sends % SENDS_A_LOOK == 0
 
     # --- in ---
 
