@@ -109,8 +109,6 @@ def _map_and_prove(session: Session, command: m.Attach, window: Window) -> None:
 
         _return(session, command.table, returned)
         return
-    if command.ring:
-        session.use_rings(page)
     memory.store_word(page + layout.BACKEND_PROOF, session.proof)
     error = _map_registered(session, window, 1, staging)
     if error is not None:
@@ -118,6 +116,8 @@ def _map_and_prove(session: Session, command: m.Attach, window: Window) -> None:
         _return(session, command.table, lambda _: session.fail(command.id, error))
         return
     session.window = window
+    if command.ring:
+        session.use_rings(page)
     session.services.registry.bind(session.id, session.pid, window)
     session.attached = True
     session.answer(command.id, 0, [session.proof])

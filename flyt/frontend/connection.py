@@ -6,7 +6,6 @@ One lock covers tables and sending; nobody holds it while waiting (`flyt.fronten
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import time
@@ -120,7 +119,7 @@ class Connection:
         while True:
             with self.lock:
                 self._check()
-                if self._sent - self._taken < self._credits:
+                if self.has_credit():
                     pending = self._made(make, size, pages)
                     pending.finish, pending.posted = finish, posted
                     if stream is not None:
@@ -131,11 +130,15 @@ class Connection:
                         sent.append(pending)
                     self._send(pending, payload)
                     return pending
-                mark = self._taken
-            self._wait(functools.partial(self._moved, mark), None)
+            self.wait_for_credit()
 
-    def _moved(self, mark: int) -> bool:
-        return self._taken != mark
+    def has_credit(self) -> bool:
+        """Under the lock: whether `submit` will send at once."""
+        return self._sent - self._taken < self._credits
+
+    def wait_for_credit(self) -> None:
+        """Return when the backend has taken a command, unless there is a credit already."""
+        self._wait(self.has_credit, None)
 
     def _made(
         self, make: Callable[[int], Command], size: int = 0, pages: tuple[int, int] = (0, 0)

@@ -116,6 +116,7 @@ class Wire:
                 return self._wiped()
             if entry is None:
                 return self._take_held()
+            self._damaged_at = 0.0  # the writer has repaired it
             if entry != ring.ELSEWHERE:
                 return [entry]
             self._announced = True
