@@ -142,7 +142,7 @@ class Holdings:
         For a while the session's thread asks the device itself, which spares three wake-ups of
         threads; what takes longer is left to the device's own notification.
         """
-        while self._look_once() and len(self._marks) > 1:
+        while self._marks and self._look_once() and len(self._marks) > 1:
             continue  # one stream waits for another: what it waited for is told no later than it
         return bool(self._marks)
 

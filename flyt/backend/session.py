@@ -146,7 +146,9 @@ class Session(threading.Thread):
                 took = self._take_commands(wire, answers)
                 self.holdings.mark()
                 busy = self.holdings.look()
-                took = self._inbox.run() or took
+                if self._inbox or rest.has_slept:
+                    rest.has_slept = False
+                    took = self._inbox.run() or took
                 self._again()
                 answers.tell()
                 if wire.gone:
