@@ -12,7 +12,6 @@ import hashlib
 import importlib.metadata
 import lzma
 import os
-import platform
 import re
 import shutil
 import stat
@@ -49,6 +48,9 @@ UNUSED = shutil.ignore_patterns(
     *("site-packages", "dist-packages", "config-*", "*.pyi", "*.pyx", "*.pxd", "*.h", "*.a"),
 )
 """Half of the standard library's bytes, and what only compilers read."""
+
+LIBC_PARTS = ("libdl.so.2", "libpthread.so.0", "librt.so.1", "libutil.so.1")
+"""Empty since glibc 2.34, but loaded by name (cuda-pathfinder does)."""
 
 COMPILE_SECONDS = 120.0
 STALE_IMAGES = 4
@@ -131,7 +133,6 @@ def _system(root: Path, kernel: Kernel, busybox: Path) -> None:
 
 def _interpreter(root: Path) -> None:
     """Python where it lies on this machine, its library, and every shared object they load."""
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     binary = Path(os.path.realpath(sys.executable))
     library = Path(sysconfig.get_path("stdlib", vars={"base": sys.base_prefix}))
     _copy(binary, root)
@@ -144,8 +145,11 @@ def _interpreter(root: Path) -> None:
     for text in sorted(set(re.findall(r"(?:=> |^\t)(/\S+) \(0x", listing, re.MULTILINE))):
         if not Path(text).is_relative_to(root):
             _copy(Path(text), root)
+        if Path(text).name == "libc.so.6":
+            for part in LIBC_PARTS:
+                _copy(Path(text).with_name(part), root)
     if not (root / library.relative_to("/") / "os.py").exists():
-        raise VmError(f"the standard library of {version} is not at {library}")
+        raise VmError(f"the standard library is not at {library}")
 
 
 def _copy(path: Path, root: Path) -> None:
@@ -161,7 +165,7 @@ def _required() -> dict[str, importlib.metadata.Distribution]:
     while names:
         name = names.pop()
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # for other platforms
-            if name not in found:
+            if name and name not in found:
                 found[name] = importlib.metadata.distribution(name)
                 names += [_name(text) for text in found[name].requires or ()]
     return found
@@ -226,8 +230,3 @@ def _header(out: BinaryIO, number: int, mode: int, size: int, name: str) -> None
     fields = (number, mode, 0, 0, 1, 0, size, 0, 0, 0, 0, len(encoded), 0)
     head = b"070701" + b"".join(b"%08X" % field for field in fields) + encoded
     out.write(head + bytes(-len(head) % 4))
-
-
-def describe() -> str:
-    """One line for a log."""
-    return f"Python {platform.python_version()}"
