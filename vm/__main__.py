@@ -3,36 +3,15 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from pathlib import Path
 
 import click
 
-from vm import fetch, initramfs, probe
-from vm.machine import Image, Machine, Shared
-
-
-def build() -> Image:
-    """Everything a guest boots from, made or found in the cache."""
-    cache = fetch.cache_folder()
-    cache.mkdir(parents=True, exist_ok=True)
-    qemu = fetch.qemu()
-    kernel = fetch.kernel(cache)
-    base = initramfs.base(cache, kernel, fetch.busybox(cache))
-    tree = initramfs.flyt(cache)
-    image = cache / f"{base.stem}-{tree.stem}.img"
-    if not image.exists():
-        for old in cache.glob("*.img"):
-            old.unlink()
-        part = image.with_suffix(".part")
-        with part.open("wb") as out:
-            for archive in (base, tree):
-                with archive.open("rb") as source:
-                    shutil.copyfileobj(source, out)
-        part.rename(image)
-    return Image(qemu, kernel.image, image, probe.accelerator(cache, qemu, kernel.image))
+from vm.fetch import VmError
+from vm.image import build
+from vm.machine import Machine, Shared
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -74,8 +53,10 @@ def _run(
     """
     shared = [Shared(path, Path(path).stat().st_size) for path in regions]
     environment = dict(setting.partition("=")[::2] for setting in settings)
-    with Machine(build(), shared) as machine:
-        done = machine.python(payload.read_text(), *arguments, env=environment, seconds=seconds)
+    with Machine(build(), shared, preload=False) as machine:
+        done = machine.run(
+            *arguments, code=payload.read_text(), env=environment, seconds=seconds
+        )
     print(done.out, end="" if done.out.endswith("\n") else "\n")
     sys.exit(done.code if done.code >= 0 else 128 - done.code)
 
@@ -83,5 +64,5 @@ def _run(
 if __name__ == "__main__":
     try:
         main(prog_name="scripts/vm")
-    except fetch.VmError as exc:
+    except VmError as exc:
         sys.exit(f"scripts/vm: {exc}")

@@ -34,8 +34,8 @@ PYTHON = "usr/bin/python3"
 MODULES = (
     "net/core/failover",
     "drivers/net/net_failover",
-    "drivers/virtio/virtio",
     "drivers/virtio/virtio_ring",
+    "drivers/virtio/virtio",
     "drivers/virtio/virtio_pci_modern_dev",
     "drivers/virtio/virtio_pci_legacy_dev",
     "drivers/virtio/virtio_pci",

@@ -92,6 +92,8 @@ class Machine:
         More for QEMU's command line.
     reboots : bool
         Whether a guest that resets boots again; else QEMU ends.
+    preload : bool
+        Whether Flyt is imported once, before the guest is ready, or by each program.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class Machine:
         network: str = "",
         options: Iterable[str] = (),
         reboots: bool = False,
+        preload: bool = True,
     ) -> None:
         # Not below a test's own folder: the path of a socket has 107 bytes at most.
         self._folder = Path(tempfile.mkdtemp(prefix="flyt-vm-"))
@@ -115,7 +118,7 @@ class Machine:
         try:
             with open(self._folder / "qemu", "wb") as log:
                 self._process = subprocess.Popen(
-                    self._command(image, regions, network, options, reboots),
+                    self._command(image, regions, network, options, reboots, preload),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -136,13 +139,14 @@ class Machine:
         network: str,
         options: Iterable[str],
         reboots: bool,
+        preload: bool,
     ) -> list[str]:
         kvm = image.accelerator == "kvm"
         command = ["timeout", "-k", "5", str(int(LIFE_SECONDS)), image.qemu, "-nodefaults"]
         command += ["-M", "pc", "-cpu", "max", "-m", str(MEMORY), "-smp", "2", "-display", "none"]
         command += ["-accel", "kvm" if kvm else "tcg,thread=multi"]
         command += ["-kernel", str(image.kernel), "-initrd", str(image.initramfs)]
-        command += ["-append", "console=ttyS0 quiet panic=-1"]
+        command += ["-append", "console=ttyS0 quiet panic=-1" + " flyt.preload" * preload]
         command += [] if reboots else ["-no-reboot"]
         command += ["-serial", f"file:{self._folder}/console"]
         command += ["-serial", f"unix:{self._folder}/agent,server=on,wait=off"]
@@ -240,8 +244,8 @@ class Machine:
     def start(
         self,
         *argv: str,
+        code: str | None = None,
         env: Mapping[str, str] | None = None,
-        text: str = "",
         user: str = "",
         seconds: float = 60.0,
     ) -> Running:
@@ -250,11 +254,11 @@ class Machine:
         Parameters
         ----------
         argv : str
-            Program and arguments.
+            Program and arguments; with ``code``, arguments alone.
+        code : str, optional
+            Python code, to run in a process that has Flyt imported.
         env : mapping, optional
             Added to the environment.
-        text : str
-            Its standard input.
         user : str
             ``"user"``, or "" for root.
         seconds : float
@@ -265,18 +269,14 @@ class Machine:
             self._next += 1
             number = self._next
             self._requests[number] = running
-        request: dict[str, Any] = {"id": number, "argv": argv, "env": dict(env or {})}
-        request |= {"input": text, "user": user, "seconds": seconds}
+        request: dict[str, Any] = {"id": number, "argv": argv, "code": code, "user": user}
+        request |= {"env": dict(env or {}), "seconds": seconds}
         try:
             self._port.sendall(json.dumps(request).encode("ascii") + b"\n")
         except OSError as exc:
             running.finish(Done(CRASHED, f"the guest is gone: {exc}\n{self.log}"))
         return running
 
-    def python(self, code: str, *arguments: str, **details: Any) -> Done:
-        """Run Python code in the guest and wait for its end."""
-        return self.start_python(code, *arguments, **details).wait()
-
-    def start_python(self, code: str, *arguments: str, **details: Any) -> Running:
-        """Start Python code in the guest."""
-        return self.start("/usr/bin/python3", "-", *arguments, text=code, **details)
+    def run(self, *argv: str, **details: Any) -> Done:
+        """`start`, and wait for its end."""
+        return self.start(*argv, **details).wait()
