@@ -17,6 +17,8 @@ HOST = "10.0.2.2"
 """The host's loopback interface, as the guest sees it."""
 MIB = 1 << 20
 PAYLOADS = Path(__file__).parent / "payloads"
+SLOT_SIZE = str(MIB)
+"""A command costs milliseconds under TCG; the default for so small a region is 256 KiB."""
 LIMIT = 60.0
 """Seconds for what takes a few under TCG."""
 
@@ -40,7 +42,8 @@ def backend_on_tcp(module_backend: Callable[..., Any]) -> Callable[..., Any]:
 def start(machine: Machine, backend: Any, payload: str, *arguments: str, **details: Any) -> Running:
     """Start a payload in the guest, with `backend` as its backend; `env` comes on top."""
     port = backend.endpoint.rpartition(":")[2]
-    env = {"FLYT_BACKEND": f"tcp://{HOST}:{port}", **details.pop("env", {})}
+    env = {"FLYT_BACKEND": f"tcp://{HOST}:{port}", "FLYT_SLOT_SIZE": SLOT_SIZE}
+    env |= details.pop("env", {})
     code = (PAYLOADS / f"{payload}.py").read_text()
     return machine.start(*arguments, code=code, env=env, **details)
 
