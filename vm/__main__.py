@@ -54,9 +54,7 @@ def _run(
     shared = [Shared(path, Path(path).stat().st_size) for path in regions]
     environment = dict(setting.partition("=")[::2] for setting in settings)
     with Machine(build(), shared, preload=False) as machine:
-        done = machine.run(
-            *arguments, code=payload.read_text(), env=environment, seconds=seconds
-        )
+        done = machine.run(*arguments, code=payload.read_text(), env=environment, seconds=seconds)
     print(done.out, end="" if done.out.endswith("\n") else "\n")
     sys.exit(done.code if done.code >= 0 else 128 - done.code)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In the guest, its first process: runs programs for the host, which asks over the second serial port.
+"""In the guest, its first process: runs programs for the host, which asks over a serial port.
 
 A line is a request, ``{"id", "argv", "code", "env", "user", "seconds"}``, or an answer: first
 ``{"ready": true}``, then for each request ``{"id", "code", "out"}``. Requests run side by side.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import faulthandler
+import importlib
 import json
 import os
 import pwd
@@ -143,7 +144,7 @@ def _become(request: dict[str, Any], file: str) -> None:
         code = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
         if isinstance(exc.code, str):
             print(exc.code, file=sys.stderr)
-    except BaseException:
+    except Exception:  # noqa: BLE001 - whatever the payload raises is its result
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -159,6 +160,7 @@ def _drop(name: str) -> None:
 
 
 if __name__ == "__main__":
-    if PRELOAD in open("/proc/cmdline").read():
-        import flyt
+    with open("/proc/cmdline") as options:
+        if PRELOAD in options.read():
+            importlib.import_module("flyt")
     Agent().serve()

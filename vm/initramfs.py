@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The guest's root file system: this interpreter, what Flyt requires, Flyt, and an init.
 
-Two archives, one after the other, as the kernel allows: a base that changes with the interpreter and
-its packages, and a small one with the sources of this tree.
+Two archives, one after the other, as the kernel allows: a base that changes with the interpreter
+and its packages, and a small one with the sources of this tree.
 """
 
 from __future__ import annotations
@@ -60,7 +60,12 @@ STALE_IMAGES = 4
 def base(cache: Path, kernel: Kernel, busybox: Path) -> Path:
     """The archive with everything but Flyt itself, made once for these versions."""
     distributions = _required()
-    facts = [sys.version, str(kernel.image), (HERE / "init").read_text(), Path(__file__).read_text()]
+    facts = [
+        sys.version,
+        str(kernel.image),
+        (HERE / "init").read_text(),
+        Path(__file__).read_text(),
+    ]
     facts += [f"{name} {d.version}" for name, d in sorted(distributions.items())]
     archive = cache / f"base-{_digest(facts)}.cpio"
     if archive.exists():
@@ -190,9 +195,10 @@ def _packages(root: Path, distribution: importlib.metadata.Distribution, site: P
 
 def _compile(root: Path) -> None:
     """Byte code that is never checked against its source: under TCG each look costs."""
+    command = [sys.executable, "-m", "compileall", "-q", "-j0", "--invalidation-mode"]
+    command += ["unchecked-hash", "-s", str(root), "-p", "/", str(root)]
     done = subprocess.run(
-        [sys.executable, "-m", "compileall", "-q", "-j0"]
-        + ["--invalidation-mode", "unchecked-hash", "-s", str(root), "-p", "/", str(root)],
+        command,
         capture_output=True,
         text=True,
         check=False,

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -161,7 +162,7 @@ class Machine:
 
     # --- life ---
 
-    def __enter__(self) -> Machine:
+    def __enter__(self) -> Machine:  # noqa: PYI034 - typing.Self needs Python 3.11
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -177,10 +178,14 @@ class Machine:
 
     def kill(self) -> None:
         """End the guest as a power failure would."""
-        for child in Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").open():
-            for pid in child.split():
-                os.kill(int(pid), 9)
+        os.kill(self.pid, signal.SIGKILL)
         self._process.wait(GRACE)
+
+    @property
+    def pid(self) -> int:
+        """QEMU's."""
+        pid = self._process.pid  # timeout(1), whose only child is QEMU
+        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
 
     @property
     def log(self) -> str:

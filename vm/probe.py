@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether KVM boots a guest here. /dev/kvm may open and yet run nothing, so it is tried, with a bound.
+"""Whether KVM boots a guest here: /dev/kvm may open and yet run nothing, so it is tried.
 
 Where it doesn't, guests run under TCG: every instruction translated, so what they show is
 correctness, never speed.
@@ -33,13 +33,9 @@ def accelerator(cache: Path, qemu: str, kernel: Path) -> str:
 
 def _boots(qemu: str, kernel: Path) -> bool:
     with tempfile.NamedTemporaryFile() as console:
-        subprocess.run(
-            ["timeout", "-k", "2", str(PROBE_SECONDS), qemu, "-nodefaults", "-M", "pc"]
-            + ["-accel", "kvm", "-cpu", "max", "-m", "256", "-display", "none", "-no-reboot"]
-            + ["-kernel", str(kernel), "-append", "console=ttyS0 panic=-1"]
-            + ["-serial", f"file:{console.name}"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-        )
+        command = ["timeout", "-k", "2", str(PROBE_SECONDS), qemu, "-nodefaults", "-M", "pc"]
+        command += ["-accel", "kvm", "-cpu", "max", "-m", "256", "-display", "none", "-no-reboot"]
+        command += ["-kernel", str(kernel), "-append", "console=ttyS0 panic=-1"]
+        command += ["-serial", f"file:{console.name}"]
+        subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
         return MARKER in Path(console.name).read_text(errors="replace")

@@ -123,7 +123,7 @@ def open_bar(bar: Bar) -> Region:
 def _enable(bar: Bar) -> None:
     """Have the device answer to memory accesses. Until then its BAR reads as all ones."""
     enable = bar.folder / "enable"
-    if _number(enable):  # it is a count; whoever enabled it never takes that back
+    if _number(enable) > 0:  # it is a count; whoever enabled it never takes that back
         return
     try:
         enable.write_text("1")

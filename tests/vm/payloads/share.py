@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One of several processes in the guest: moves 64 MiB to the device and back, shows what it has, stays.
+"""One of several processes in the guest: moves 64 MiB to the device and back, and stays.
 
 Arguments: a number that tells the processes apart. It writes /tmp/share.N when it is done, goes
 when there is /tmp/go, and copies on until it is killed if there is /tmp/forever.N.

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``scripts/vm run``: a guest's verdict is the exit code, and a guest that fails has one too."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.vm.conftest import Lab
+from vm.machine import CRASHED, HUNG, Image
+
+pytestmark = pytest.mark.timeout(300)
+
+CRASH = "open('/proc/sysrq-trigger', 'w').write('c')"
+
+
+def script(folder: Path, code: str, *options: str) -> subprocess.CompletedProcess[str]:
+    payload = folder / "payload.py"
+    payload.write_text(code)
+    return subprocess.run(
+        [ROOT / "scripts" / "vm", "run", payload, *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+
+
+def test_the_exit_code_is_the_payloads(image: Image, tmp_path: Path) -> None:
+    done = script(tmp_path, "import sys; print('seen', sys.argv[1:]); sys.exit(7)", "a", "b")
+    assert done.returncode == 7, done.stderr
+    assert "seen ['a', 'b']" in done.stdout
+
+
+def test_a_guest_that_crashes_fails(image: Image, tmp_path: Path) -> None:
+    done = script(tmp_path, CRASH)
+    assert done.returncode == CRASHED, done.stderr
+    assert "sysrq triggered crash" in done.stdout  # its console's last words
+
+
+def test_a_payload_that_hangs_is_ended(lab: Lab) -> None:
+    assert lab.machine.run(code="while True: pass", seconds=2).code == HUNG
+
+
+def test_a_guest_that_hangs_is_given_up(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vm.machine.GRACE", 2.0)
+    os.kill(lab.machine.pid, signal.SIGSTOP)
+    try:
+        done = lab.machine.run("true", seconds=1)
+    finally:
+        os.kill(lab.machine.pid, signal.SIGCONT)
+    assert done.code == HUNG
+    assert "does not answer" in done.out
+
+
+def test_a_payload_that_is_killed_fails(lab: Lab) -> None:
+    assert lab.machine.run(code="import os; os.abort()").code == -signal.SIGABRT
+    assert lab.machine.run("/no/such/program").code != 0
