@@ -2,8 +2,8 @@
 """One guest for all tests here (a boot costs more than most of them), and its backends.
 
 The guest has four ivshmem devices: the region of the main backend (slot 05), that of the *lone*
-backend without ``share=on`` (06), that of the *newer* backend, as large as the lone one (07), and that
-of the *mortal* backend, which a test ends (08).
+backend without ``share=on`` (06), that of the *newer* backend, of the same size (07), and that of
+the *mortal* backend, which a test ends (08).
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ def image() -> Image:
     return build()
 
 
-@pytest.fixture(scope="session")
+# Autouse: what comes up in the middle of a module looks like a leak of its.
+@pytest.fixture(scope="session", autouse=True)
 def lab(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     with contextlib.ExitStack() as stack:
         yield Lab(image, tmp_path_factory.mktemp("newer"), stack)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ def script(folder: Path, code: str, *options: str) -> subprocess.CompletedProces
         text=True,
         check=False,
         timeout=200,
+        env={**os.environ, "FLYT_VENV": sys.prefix},
     )
 
 
