@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 from vm import fetch, initramfs, probe
 from vm.machine import Image
@@ -15,8 +16,10 @@ def build() -> Image:
     cache.mkdir(parents=True, exist_ok=True)
     qemu = fetch.qemu()
     kernel = fetch.kernel(cache)
-    base = initramfs.base(cache, kernel, fetch.busybox(cache))
-    tree = initramfs.flyt(cache)
+    with ThreadPoolExecutor() as pool:  # the probe mostly waits
+        accelerator = pool.submit(probe.accelerator, cache, qemu, kernel.image)
+        base = initramfs.base(cache, kernel, fetch.busybox(cache))
+        tree = initramfs.flyt(cache)
     image = cache / f"{base.stem}-{tree.stem}.img"
     if not image.exists():
         for old in cache.glob("*.img"):
@@ -27,4 +30,4 @@ def build() -> Image:
                 with archive.open("rb") as source:
                     shutil.copyfileobj(source, out)
         part.rename(image)
-    return Image(qemu, kernel.image, image, probe.accelerator(cache, qemu, kernel.image))
+    return Image(qemu, kernel.image, image, accelerator.result())

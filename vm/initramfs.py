@@ -45,7 +45,8 @@ MODULES = (
 
 UNUSED = shutil.ignore_patterns(
     *("__pycache__", "test", "tests", "idlelib", "tkinter", "turtledemo", "lib2to3", "ensurepip"),
-    *("site-packages", "dist-packages", "config-*", "*.pyi", "*.pyx", "*.pxd", "*.h", "*.a"),
+    *("site-packages", "dist-packages", "config-*", "pydoc_data", "_tkinter*", "_sqlite3*"),
+    *("*.pyi", "*.pyx", "*.pxd", "*.h", "*.a"),
 )
 """Half of the standard library's bytes, and what only compilers read."""
 
@@ -53,8 +54,8 @@ LIBC_PARTS = ("libdl.so.2", "libpthread.so.0", "librt.so.1", "libutil.so.1")
 """Empty since glibc 2.34, but loaded by name (cuda-pathfinder does)."""
 
 COMPILE_SECONDS = 120.0
-STALE_IMAGES = 4
-"""Images kept in the cache: the last few trees that were tested."""
+KEPT = 2
+"""Archives of each kind in the cache: one may be another tree's or interpreter's."""
 
 
 def base(cache: Path, kernel: Kernel, busybox: Path) -> Path:
@@ -92,8 +93,6 @@ def flyt(cache: Path) -> Path:
         shutil.copy(HERE / "agent.py", root / "agent.py")
         _compile(root)
         _pack(root, archive)
-    for old in sorted(cache.glob("flyt-*.cpio"), key=lambda p: p.stat().st_mtime)[:-STALE_IMAGES]:
-        old.unlink()
     return archive
 
 
@@ -218,6 +217,10 @@ def _pack(root: Path, archive: Path) -> None:
             _entry(out, number, path, str(path.relative_to(root)))
         _header(out, 0, 0, 0, "TRAILER!!!")
     part.rename(archive)
+    kind = archive.stem.partition("-")[0]
+    archives = sorted(archive.parent.glob(f"{kind}-*.cpio"), key=lambda p: p.stat().st_mtime)
+    for old in archives[:-KEPT]:
+        old.unlink()
 
 
 def _entry(out: BinaryIO, number: int, path: Path, name: str) -> None:

@@ -26,8 +26,8 @@ LIFE_SECONDS = 600.0
 """QEMU ends after this time, whatever became of the process that started it."""
 GRACE = 15.0
 """Seconds beyond a request's own limit until the guest counts as hung."""
-MEMORY = 1280
-"""MiB: 160 are the root file system, and a test copies a few hundred."""
+MEMORY = 2048
+"""MiB: 180 are the root file system, and tests that run side by side copy hundreds."""
 CRASHED = 70
 """Exit code of a program whose guest was lost (EX_SOFTWARE)."""
 HUNG = 124

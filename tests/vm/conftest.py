@@ -29,6 +29,7 @@ MORTAL_SIZE = 8 * MIB
 HEARTBEAT = "10"
 """Seconds; a guest that was reset can't say goodbye."""
 EXTRA = ("--keep-region", "--heartbeat", HEARTBEAT)
+FACTS_SECONDS = 240.0
 PAYLOADS = Path(__file__).parent / "payloads"
 SLOT_SIZE = str(MIB)
 """A command costs milliseconds under TCG; the default for so small a region is 256 KiB."""
@@ -64,6 +65,8 @@ class Lab:
             Shared(self.mortal.region, MORTAL_SIZE),
         ]
         self.machine = stack.enter_context(Machine(image, regions, reboots=True))
+        # These take longest, so they run beside the first tests.
+        self.facts = self.start("facts", seconds=FACTS_SECONDS)
 
     def _backend(self, listen: str, size: int, **arguments: Any) -> Backend:
         # The region outlives its backend: QEMU maps it.

@@ -49,7 +49,7 @@ def test_the_backend_is_restarted_under_a_running_guest(
 
 
 def test_the_guest_is_reset(lab: Lab) -> None:
-    running = lab.start("share", "7", seconds=100)
+    running = lab.start("share", "7", "1", seconds=100)
     lab.await_files("/tmp/share.7")
     with RegionView(lab.backend.region) as view:
         held = len(view.table.snapshot())

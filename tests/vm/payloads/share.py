@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One of several processes in the guest: moves 64 MiB to the device and back, and stays.
+"""One of several processes in the guest: moves bytes to the device and back, and stays.
 
-Arguments: a number that tells the processes apart. It writes /tmp/share.N when it is done, goes
-when there is /tmp/go, and copies on until it is killed if there is /tmp/forever.N.
+Arguments: a number that tells the processes apart, and how many MiB it moves. It writes /tmp/share.N
+when it is done, goes when there is /tmp/go.N, and copies on until it is killed if there is
+/tmp/forever.N.
 """
 
 import json
@@ -18,13 +19,13 @@ import flyt
 import flyt as cudart
 from flyt.frontend.current import current
 
-BYTES = 64 << 20
 SHOWN = 1 << 20
 H2D = cudart.cudaMemcpyKind.cudaMemcpyHostToDevice
 D2H = cudart.cudaMemcpyKind.cudaMemcpyDeviceToHost
 STAY_SECONDS = 100
 
 number = int(sys.argv[1])
+BYTES = int(sys.argv[2]) << 20
 # Word i of process n is i * (2n + 3): the host computes the same.
 source = np.arange(BYTES // 8, dtype=np.uint64) * np.uint64(2 * number + 3)
 back = np.zeros_like(source)
@@ -57,7 +58,7 @@ part.write_text(json.dumps(report))
 part.rename(f"/tmp/share.{number}")
 
 deadline = time.monotonic() + STAY_SECONDS
-while not Path("/tmp/go").exists():
+while not Path(f"/tmp/go.{number}").exists():
     if Path(f"/tmp/forever.{number}").exists():
         # The first byte of this file says whether a copy is under way.
         with open(f"/tmp/state.{number}", "w+b") as file:
