@@ -87,8 +87,6 @@ class Machine:
     image : Image
     regions : iterable of Shared
         Each becomes an ivshmem-plain device, from slot 00:05.0 on.
-    network : str
-        Options of QEMU's user network, say ``restrict=on``.
     options : iterable of str
         More for QEMU's command line.
     reboots : bool
@@ -102,7 +100,6 @@ class Machine:
         image: Image,
         regions: Iterable[Shared] = (),
         *,
-        network: str = "",
         options: Iterable[str] = (),
         reboots: bool = False,
         preload: bool = True,
@@ -119,7 +116,7 @@ class Machine:
         try:
             with open(self._folder / "qemu", "wb") as log:
                 self._process = subprocess.Popen(
-                    self._command(image, regions, network, options, reboots, preload),
+                    self._command(image, regions, options, reboots, preload),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -137,7 +134,6 @@ class Machine:
         self,
         image: Image,
         regions: Iterable[Shared],
-        network: str,
         options: Iterable[str],
         reboots: bool,
         preload: bool,
@@ -151,7 +147,7 @@ class Machine:
         command += [] if reboots else ["-no-reboot"]
         command += ["-serial", f"file:{self._folder}/console"]
         command += ["-serial", f"unix:{self._folder}/agent,server=on,wait=off"]
-        command += ["-netdev", ",".join(["user,id=net", *filter(None, [network])])]
+        command += ["-netdev", "user,id=net"]
         command += ["-device", "virtio-net-pci,netdev=net,romfile=,addr=4"]
         for slot, region in enumerate(regions, 5):
             share = "on" if region.share else "off"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ MORTAL_SIZE = 8 * MIB
 HEARTBEAT = "10"
 """Seconds; a guest that was reset can't say goodbye."""
 EXTRA = ("--keep-region", "--heartbeat", HEARTBEAT)
+JAILED = "10.0.3.100:5555"
+"""Where the guest finds the mortal backend on a network that leads nowhere else."""
+PIPE = Path(__file__).parent / "pipe.py"
 FACTS_SECONDS = 240.0
 PAYLOADS = Path(__file__).parent / "payloads"
 SLOT_SIZE = str(MIB)
@@ -57,20 +61,28 @@ class Lab:
         (folder / "sitecustomize.py").write_text(NEWER)
         path = {"PYTHONPATH": f"{folder}:{ROOT}"}
         self.newer = self._backend("tcp://127.0.0.1:*", size=OTHER_SIZE, env=path)
-        self.mortal = self._backend("tcp://127.0.0.1:*", size=MORTAL_SIZE)
+        self.mortal = self._backend("tcp://127.0.0.1:*", MORTAL_SIZE, "--single-port")
         regions = [
             Shared(self.backend.region, SIZE),
             Shared(self.lone.region, OTHER_SIZE, share=False),
             Shared(self.newer.region, OTHER_SIZE),
             Shared(self.mortal.region, MORTAL_SIZE),
         ]
-        self.machine = stack.enter_context(Machine(image, regions, reboots=True))
+        # A network on which there is nothing but one port of the mortal backend.
+        pipe = f"{sys.executable} {PIPE} {port_of(self.mortal)}"
+        options = [
+            "-netdev",
+            f"user,id=jail,net=10.0.3.0/24,restrict=on,guestfwd=tcp:{JAILED}-cmd:{pipe}",
+        ]
+        options += ["-device", "virtio-net-pci,netdev=jail,romfile=,addr=10"]
+        self.machine = stack.enter_context(Machine(image, regions, options=options, reboots=True))
         # These take longest, so they run beside the first tests.
         self.facts = self.start("facts", seconds=FACTS_SECONDS)
 
-    def _backend(self, listen: str, size: int, **arguments: Any) -> Backend:
+    def _backend(self, listen: str, size: int, *more: str, **arguments: Any) -> Backend:
         # The region outlives its backend: QEMU maps it.
-        backend = Backend("emulated", size=str(size), listen=[listen], extra=EXTRA, **arguments)
+        extra = [*EXTRA, *more]
+        backend = Backend("emulated", size=str(size), listen=[listen], extra=extra, **arguments)
         self._stack.callback(backend.dispose)
         self._stack.callback(backend.stop)
         return backend

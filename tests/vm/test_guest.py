@@ -10,7 +10,7 @@ import pytest
 
 from flyt.shm.layout import FrameState
 from tests.pair.raw import RegionView, eventually
-from tests.vm.conftest import MIB, SIZE, Lab
+from tests.vm.conftest import JAILED, MIB, SIZE, Lab, port_of
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -84,6 +84,29 @@ def test_an_ordinary_user_needs_what_the_udev_rule_does(lab: Lab) -> None:
     assert served["right"]
     assert served["region"]
     assert served["warnings"] == []
+
+
+NOTHING_ELSE = """
+import socket, sys
+for host in ("10.0.3.2", "10.0.3.100"):
+    for port in map(int, sys.argv[1:]):
+        try:
+            socket.create_connection((host, port), 3).close()
+        except OSError:
+            continue
+        sys.exit(f"{host}:{port} is open")
+"""
+
+
+def test_a_network_that_leads_to_one_port(lab: Lab) -> None:
+    # restrict=on with guestfwd: no other port of the host, and --single-port needs no other.
+    done = lab.machine.run(port_of(lab.mortal), port_of(lab.backend), code=NOTHING_ELSE)
+    assert done.code == 0, done.out
+    env = {"FLYT_BACKEND": f"tcp://{JAILED}", "FLYT_SLOT_SIZE": "131072"}
+    report = lab.copies(backend=lab.mortal, env=env)
+    assert report["right"], report
+    assert report["region"]
+    assert report["warnings"] == []
 
 
 def test_the_facts_about_copies_hold_over_ivshmem(lab: Lab) -> None:
