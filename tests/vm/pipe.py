@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Joins its standard input and output with a port of this machine, as ``nc 127.0.0.1 PORT`` does."""
+"""Joins standard input and output with a port of this machine, as ``nc 127.0.0.1 PORT`` does."""
 
 from __future__ import annotations
 

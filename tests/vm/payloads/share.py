@@ -2,8 +2,8 @@
 """One of several processes in the guest: moves bytes to the device and back, and stays.
 
 Arguments: a number that tells the processes apart, and how many MiB it moves. It writes
-/tmp/share.N when it is done, goes when there is /tmp/go.N, and copies on until it is killed if there
-is /tmp/forever.N.
+/tmp/share.N when it is done, goes when there is /tmp/go.N, and copies on until it is killed if
+there is /tmp/forever.N.
 """
 
 import json
