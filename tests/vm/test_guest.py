@@ -10,7 +10,7 @@ import pytest
 
 from flyt.shm.layout import FrameState
 from tests.pair.raw import RegionView, eventually
-from tests.vm.conftest import JAILED, MIB, SIZE, Lab, port_of
+from tests.vm.conftest import JAILED, MIB, MORTAL_SIZE, Lab, port_of
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -66,7 +66,7 @@ def test_three_processes_share_the_region_and_one_dies(lab: Lab) -> None:
 
 
 def test_a_copy_of_ten_times_the_region(lab: Lab) -> None:
-    done = lab.run("large", str(10 * SIZE), seconds=120)
+    done = lab.run("large", str(10 * MORTAL_SIZE), backend=lab.mortal, seconds=120)
     assert done.code == 0, done.out
 
 

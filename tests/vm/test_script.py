@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``scripts/vm run``: a guest's verdict is the exit code, and a guest that fails has one too."""
+"""A guest's verdict is the exit code of `scripts/vm run`, and a guest that fails has one too."""
 
 from __future__ import annotations
 
@@ -22,30 +22,24 @@ LIMIT = 200
 CRASH = "open('/proc/sysrq-trigger', 'w').write('c')"
 
 
-def script(folder: Path, code: str, *options: str) -> subprocess.Popen[str]:
-    folder.mkdir()
-    payload = folder / "payload.py"
-    payload.write_text(code)
-    return subprocess.Popen(
-        [ROOT / "scripts" / "vm", "run", payload, *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+def test_a_guest_that_crashes_fails_the_script(tmp_path: Path) -> None:
+    payload = tmp_path / "payload.py"
+    payload.write_text(CRASH)
+    done = subprocess.run(
+        [ROOT / "scripts" / "vm", "run", payload, "seen"],
+        capture_output=True,
         text=True,
+        check=False,
+        timeout=LIMIT,
         env={**os.environ, "FLYT_VENV": sys.prefix},
     )
+    assert done.returncode == CRASHED, done.stderr
+    assert "sysrq triggered crash" in done.stdout  # its console's last words
 
 
-def test_its_exit_code_is_the_payloads_or_says_that_the_guest_crashed(tmp_path: Path) -> None:
-    failing = script(
-        tmp_path / "a", "import sys; print('seen', sys.argv[1:]); sys.exit(7)", "a", "b"
-    )
-    crashing = script(tmp_path / "b", CRASH)
-    out, err = failing.communicate(timeout=LIMIT)
-    assert failing.returncode == 7, err
-    assert "seen ['a', 'b']" in out
-    out, err = crashing.communicate(timeout=LIMIT)
-    assert crashing.returncode == CRASHED, err
-    assert "sysrq triggered crash" in out  # its console's last words
+def test_the_verdict_is_the_payloads(lab: Lab) -> None:
+    done = lab.machine.run("a", "b", code="import sys; print(sys.argv[1:]); sys.exit(7)")
+    assert (done.code, done.out) == (7, "['a', 'b']\n")
 
 
 def test_a_payload_that_hangs_is_ended(lab: Lab) -> None:
