@@ -13,6 +13,7 @@ from flyt.backend.loop import EventLoop, Timer
 from flyt.backend.orders import Opened
 from flyt.backend.pool import WorkerPool
 from flyt.backend.principals import Principal, principal_of
+from flyt.backend.relay import Relay
 from flyt.backend.workers import (
     DEVICES_UNAVAILABLE,
     START_LIMIT,
@@ -104,6 +105,8 @@ class Handshakes:
     loop : EventLoop
     pool : WorkerPool
     terms : Terms
+    relay : Relay, optional
+        Carries the sessions of TCP clients, which then get no port of their own.
 
     Attributes
     ----------
@@ -111,10 +114,13 @@ class Handshakes:
         Messages that were no HELLO; they get no answer.
     """
 
-    def __init__(self, loop: EventLoop, pool: WorkerPool, terms: Terms) -> None:
+    def __init__(
+        self, loop: EventLoop, pool: WorkerPool, terms: Terms, relay: Relay | None = None
+    ) -> None:
         self._loop = loop
         self._pool = pool
         self._terms = terms
+        self._relay = relay
         self._pending: dict[tuple[int, int], _Pending] = {}
         self.garbage = 0
 
@@ -127,9 +133,12 @@ class Handshakes:
             # Descriptors are used again: who has gone is settled before a newcomer is entered.
             for source in listener.gone():
                 self._gone((id(listener), source))
+                if self._relay is not None:
+                    self._relay.gone(listener, source)
             if incoming is None:
                 return
-            self._arrived(listener, incoming)
+            if self._relay is None or not self._relay.takes(listener, incoming):
+                self._arrived(listener, incoming)
 
     def _arrived(self, listener: Listener, incoming: Incoming) -> None:
         principal = principal_of(incoming.peer, listener.endpoint)
@@ -190,12 +199,15 @@ class Handshakes:
     def _open(self, pending: _Pending, worker: WorkerProcess) -> None:
         # Never 0, and nobody can guess whose turn is next.
         pending.session = secrets.randbelow((1 << 64) - 1) + 1
+        relay = self._relay_of(pending)
         record = SessionRecord(
             session=pending.session,
             pid=pending.hello.pid,
             program=pending.hello.program[:PROGRAM_LIMIT],
             address=session_address(
-                pending.listener.endpoint, self._terms.session_ports, pending.session
+                pending.listener.endpoint if relay is None else relay.endpoint,
+                self._terms.session_ports,
+                pending.session,
             ),
             since=time.time(),
         )
@@ -231,6 +243,11 @@ class Handshakes:
         )
         if not pending.answer(welcome):
             worker.end_session(opened.session, "the client went away before its WELCOME")
+        elif (relay := self._relay_of(pending)) is not None:
+            relay.expect(pending.token, worker.sessions[opened.session].address)
+
+    def _relay_of(self, pending: _Pending) -> Relay | None:
+        return self._relay if pending.listener.endpoint.scheme == "tcp" else None
 
     def worker_lost(self, worker: WorkerProcess, reason: str) -> None:
         """It has ended, or is about to: whoever waited for it gets its successor; not twice, and

@@ -23,6 +23,7 @@ from flyt.backend.orders import Broken, Closed, Opened, Request, Returned
 from flyt.backend.pool import WorkerPool
 from flyt.backend.principals import is_own_user
 from flyt.backend.reclaim import Reclaimer
+from flyt.backend.relay import Relay
 from flyt.backend.served import ServedRegion
 from flyt.backend.signals import StopSignals
 from flyt.backend.status import status_report
@@ -70,7 +71,8 @@ class Supervisor:
             per_session=options.isolation == "process",
             limit=options.max_workers,
         )
-        self._handshakes = Handshakes(self._loop, self._pool, self)
+        self._relay = Relay(self._loop, self._context) if options.single_port else None
+        self._handshakes = Handshakes(self._loop, self._pool, self, self._relay)
         self._served: ServedRegion | None = None
         self._desk: FrameDesk | None = None
         self._doors: Doors | None = None
@@ -167,6 +169,8 @@ class Supervisor:
         drain = self._options.drain if self._serving else 0.0
         self._ending = True
         self._handshakes.refuse_all("this backend is shutting down")
+        if self._relay is not None:
+            self._relay.close()
         if self._doors is not None:
             for listener in self._doors:
                 for source in listener.pollables:

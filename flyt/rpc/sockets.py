@@ -274,6 +274,11 @@ class Dialer:
             self._wire.close()
             raise ConfigurationError(f"can't dial {endpoint}: {exc}") from exc
 
+    @property
+    def pollables(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+        """Sockets whose POLLIN means that `receive` or `check` has something."""
+        return self._wire.socket, self._wire.monitor
+
     def filenos(self) -> tuple[int, int]:
         """Descriptors to poll for input. Edge-triggered: after a wake-up *and after each send*
         drain with `receive` and `check` until they have nothing."""

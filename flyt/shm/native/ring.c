@@ -54,6 +54,10 @@ uint64_t flyt_ring_write(ring_t *ring, uint64_t written, uint32_t count, uint32_
     entry_t *entry = entry_at(ring, written, count, size);
     memcpy(entry->bytes, data, length);
     entry->length = length;
+#if defined(__x86_64__)
+    // In a guest the payload lies in write-combining memory, which a release store does not order.
+    __builtin_ia32_sfence();
+#endif
     atomic_store_explicit(&ring->written, written + 1, memory_order_release);
     atomic_thread_fence(memory_order_seq_cst);
     return atomic_load_explicit(&ring->asleep, memory_order_relaxed);
