@@ -45,7 +45,7 @@ class CommandTimeout(FlytError):
 
 
 class SharingError(FlytError):
-    """This memory or array can't be shared with another process, or not in this way."""
+    """A piece of memory or an array can't be shared with another process, or not in this way."""
 
 
 class PeerLost(FlytError):

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from flyt.ipc.buffer import Buffer, IPCBufferDescriptor
-from flyt.ipc.connection import Connection, Listener, connect
+from flyt.ipc.connection import Connection
 from flyt.ipc.driver import Driver, get_driver, set_driver
+from flyt.ipc.listening import Listener, connect
 from flyt.ipc.memory import VirtualMemoryResource, VirtualMemoryResourceOptions
 from flyt.ipc.sharing import empty, recv, send
 from flyt.ipc.sockets import pair

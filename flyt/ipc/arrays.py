@@ -119,7 +119,7 @@ def packed_layout(library: str, dtype: str, shape: tuple[int, ...]) -> Layout:
 
 
 class NumpyAdapter(Adapter):
-    """NumPy arrays, and whatever NumPy can view without a copy (DLPack, ``__array_interface__``)."""
+    """NumPy arrays, and what NumPy views without a copy (DLPack, ``__array_interface__``)."""
 
     library = "numpy"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Buffer`: a range of device addresses that other processes can map, and how it is described to them.
+"""`Buffer`: a range of device addresses that other processes can map, and its description for them.
 
 The vocabulary is cuda.core's. A buffer's memory lies in one or several physical chunks, mapped side
 by side into one address range; each chunk crosses to another process as a file descriptor.
@@ -19,6 +19,8 @@ from flyt.ipc.blocks import blocks
 from flyt.ipc.driver import UUID_BYTES
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from flyt.ipc.memory import VirtualMemoryResource
 
 KEY_BYTES = 16
@@ -195,12 +197,12 @@ class Buffer:
         return resource._import(descriptor, read_only)  # noqa: SLF001 - one concept, two classes
 
     def close(self, *, stream: int | None = None) -> None:
-        """Wait for ``stream`` (or all work of the device), then give everything back. Idempotent."""
+        """Wait for ``stream`` (or all work of the device), then give all back. Idempotent."""
         if self._end.alive and self._handle and stream is not None:
             self._resource.driver.synchronize(self._device, stream)
         self._end()
 
-    def __enter__(self) -> Buffer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

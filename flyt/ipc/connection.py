@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Connection`: shares go over it, and each side keeps what the other still uses.
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 The exporter holds a shared array until the receiver's Release or the end of the connection: a
 crashed peer's EOF is as good. The receiver holds a mapping while an array over it lives, and keeps
 an idle one for the next share as long as the exporter's block exists.
@@ -8,16 +11,13 @@ an idle one for the next share as long as the exporter's block exists.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import os
 import socket
-import threading
 import weakref
-from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from flyt.errors import (
     FlytError,
@@ -29,43 +29,28 @@ from flyt.errors import (
 )
 from flyt.ipc import frames, sockets
 from flyt.ipc.blocks import blocks
-from flyt.ipc.driver import get_driver
-from flyt.ipc.link import Link
 from flyt.ipc.buffer import Buffer
+from flyt.ipc.driver import get_driver
+from flyt.ipc.inbox import Answer, Inbox, Parcel
+from flyt.ipc.link import Link
 from flyt.ipc.messages import (
     VERSION,
-    Block,
     Bye,
     Claim,
     Ended,
     Hello,
-    Layout,
     Message,
     Refusal,
     Release,
     Share,
 )
+from flyt.ipc.outgoing import Outgoing
 
-MAX_UNREAD = 256
-"""Messages that may wait for `recv`; the peer's `send` blocks behind them."""
-
-MAX_UNREAD_FDS = 512
-"""Their descriptors: half of the usual limit of a process (1,024)."""
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 TIMEOUT = 60.0
 """Seconds that send and recv wait by default."""
-
-
-@dataclasses.dataclass(slots=True)
-class Outgoing:
-    """An array on its way out: what is said of it, and what keeps it alive meanwhile."""
-
-    block: Block | None
-    fds: tuple[int, ...]
-    layout: Layout
-    event: bytes
-    keep: list[Any]
-    """Dropped once the receiver has let go."""
 
 
 class Connection:
@@ -91,11 +76,8 @@ class Connection:
         on_claim: Callable[[bytes], Outgoing] | None = None,
     ) -> None:
         self._sock = socket.socket(fileno=sock) if isinstance(sock, int) else sock
-        self._inbox: deque[tuple[Share, tuple[int, ...]]] = deque()
-        self._answers: dict[bytes, tuple[Share | Refusal, tuple[int, ...]] | None] = {}
-        self._unread_fds = 0
-        self._changed = threading.Condition()
-        self._reason: FlytError | None = None
+        self._inbox = Inbox()
+        self._changed = self._inbox.changed
         self._greeted = False
         self._closed = False
         self._said_bye = False
@@ -104,10 +86,8 @@ class Connection:
         self._ids = itertools.count()
         self._shared_keys: set[bytes] = set()
         self._lasting: dict[bytes, list[Buffer]] = {}
-        self._on_claim = on_claim
+        self._on_claim = on_claim or _no_desk
         try:
-            if self._sock.family != socket.AF_UNIX or self._sock.type != socket.SOCK_SEQPACKET:
-                raise HandshakeError("a connection needs a UNIX socket of kind SOCK_SEQPACKET")
             self.peer_pid = sockets.check_peer(self._sock, allowed_uids or sockets.own_uids())
             self._kind = get_driver().kind
             os.set_inheritable(self._sock.fileno(), False)
@@ -141,22 +121,18 @@ class Connection:
                 self._shared_keys.add(out.block.key)
         return Share(ident, token, out.block, out.layout, out.event)
 
-    def claim(self, token: bytes, timeout: float = TIMEOUT) -> tuple[Share, tuple[int, ...]]:
+    def claim(self, token: bytes, timeout: float = TIMEOUT) -> Parcel:
         """Ask for what a one-time token stands for."""
-        with self._changed:
-            self._check_open()
-            self._answers[token] = None
+        self._check_open()
+        self._inbox.expect(token)
         try:
             self._link.send(Claim(token), (), timeout)
-            self._wait(lambda: self._answers[token] is not None, timeout, "an answer")
-            answer = self._answers[token]
+            answer, fds = self._inbox.take_answer(token, self.peer_pid, timeout)
         finally:
-            with self._changed:
-                self._answers.pop(token)
-        if answer is None or isinstance(answer[0], Refusal):
-            reason = answer[0].reason if answer and isinstance(answer[0], Refusal) else "no answer"
-            raise SharingError(f"the sender gives nothing for this token: {reason}")
-        return answer[0], answer[1]
+            self._inbox.forget(token)
+        if isinstance(answer, Refusal):
+            raise SharingError(f"the sender gives nothing for this token: {answer.reason}")
+        return answer, fds
 
     def _drop_export(self, ident: int) -> bool:
         with self._changed:
@@ -166,25 +142,13 @@ class Connection:
 
     # --- in ------------------------------------------------------------------------------------
 
-    def next_share(self, timeout: float = TIMEOUT) -> tuple[Share, tuple[int, ...]]:
+    def next_share(self, timeout: float = TIMEOUT) -> Parcel:
         """The next array that the peer sent; the descriptors are the caller's to close."""
-        self._wait(lambda: bool(self._inbox), timeout, "an array")
-        with self._changed:
-            if not self._inbox:  # another thread was faster
-                raise PeerTimeout("another thread took the array that had come")
-            share, fds = self._inbox.popleft()
-            self._unread_fds -= len(fds)
-        self._link.wake()
-        return share, fds
-
-    def _wait(self, condition: Callable[[], bool], timeout: float, what: str) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: condition() or self._reason is not None, timeout)
-            if condition():
-                return
-            if self._reason is not None:
-                raise type(self._reason)(*self._reason.args) from self._reason
-        raise PeerTimeout(f"process {self.peer_pid} has not sent {what} within {timeout} s")
+        was_full = not self._inbox.has_room()
+        parcel = self._inbox.take(self.peer_pid, timeout)
+        if was_full:
+            self._link.wake()
+        return parcel
 
     def hold(self, owner: object, ident: int, quiesce: Callable[[], None]) -> None:
         """Release the share once ``owner`` is garbage and ``quiesce`` has returned."""
@@ -210,13 +174,13 @@ class Connection:
     def keep_idle(self, key: bytes, buffer: Buffer) -> None:
         """Keep a mapping for the next share while the exporter's block exists."""
         with self._changed:
-            if self._reason is None and buffer not in self._lasting.setdefault(key, []):
+            if self._inbox.reason is None and buffer not in self._lasting.setdefault(key, []):
                 self._lasting[key].append(buffer)
 
     # --- the link's thread ---------------------------------------------------------------------
 
     def has_room(self) -> bool:
-        return len(self._inbox) < MAX_UNREAD and self._unread_fds < MAX_UNREAD_FDS
+        return self._inbox.has_room()
 
     def on_message(self, message: Message, fds: tuple[int, ...]) -> None:
         if not self._greeted:
@@ -237,9 +201,7 @@ class Connection:
         elif isinstance(message, Refusal):
             self._settle(message.token, (message, ()))
         elif isinstance(message, Bye):
-            with self._changed:
-                self._reason = self._reason or PeerLost("the peer has closed the connection")
-                self._changed.notify_all()
+            self._inbox.end(PeerLost("the peer has closed the connection"))
         else:
             raise ProtocolError("the peer greets twice")
 
@@ -260,28 +222,18 @@ class Connection:
 
     def _take_share(self, share: Share, fds: tuple[int, ...]) -> None:
         if share.token:
-            return self._settle(share.token, (share, fds))
-        with self._changed:
-            self._inbox.append((share, fds))
-            self._unread_fds += len(fds)
-            self._changed.notify_all()
-        return None
+            self._settle(share.token, (share, fds))
+        else:
+            self._inbox.put((share, fds))
 
-    def _settle(self, token: bytes, answer: tuple[Share | Refusal, tuple[int, ...]]) -> None:
-        with self._changed:
-            awaited = token in self._answers and self._answers[token] is None
-            if awaited:
-                self._answers[token] = answer
-                self._changed.notify_all()
-        if not awaited:  # its claimer has given up, or the peer made it up
+    def _settle(self, token: bytes, answer: Answer) -> None:
+        if not self._inbox.put_answer(token, answer):
             frames.close_all(answer[1])
             if isinstance(answer[0], Share):
                 self._link.post(Release(answer[0].id))
 
     def _answer(self, token: bytes) -> None:
         try:
-            if self._on_claim is None:
-                raise SharingError("this connection serves no tokens")
             out = self._on_claim(token)
         except SharingError as exc:
             self._link.post(Refusal(token, str(exc)))
@@ -297,7 +249,7 @@ class Connection:
     def on_end(self, reason: FlytError) -> None:
         self.on_hangup()
         with self._changed:
-            self._reason = self._reason or reason
+            self._inbox.end(reason)
             self._leases = 0
             lasting, self._lasting = self._lasting, {}
             if self._closed:
@@ -320,15 +272,12 @@ class Connection:
     def _check_open(self) -> None:
         if self._closed:
             raise SharingError("this connection was closed here")
-        if self._reason is not None:
-            raise type(self._reason)(*self._reason.args) from self._reason
+        self._inbox.check()
 
     def _discard(self) -> None:
-        while self._inbox:
-            share, fds = self._inbox.popleft()
+        for share, fds in self._inbox.drain():
             frames.close_all(fds)
             self.refuse(share.id)
-        self._unread_fds = 0
 
     def _maybe_finish(self) -> None:
         if self._closed and not self._exports and not self._leases:
@@ -381,7 +330,7 @@ class Connection:
         else:
             self._link.note(self._say_bye)
 
-    def __enter__(self) -> Connection:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -396,24 +345,5 @@ class Connection:
         return f"<Connection to process {self.peer_pid}, {self.shares_out} out, {self._leases} in>"
 
 
-class Listener(sockets.ListeningSocket):
-    """An abstract socket name at which processes of this user can connect.
-
-    Parameters
-    ----------
-    name : str, optional
-        By default one that nobody can guess; tell it to the peer.
-    """
-
-    def connection(
-        self, timeout: float = TIMEOUT, *, allowed_uids: frozenset[int] | None = None
-    ) -> Connection:
-        """Accept the next process; HandshakeError if it is a stranger's."""
-        return Connection(self.accept(timeout), allowed_uids=allowed_uids)
-
-
-def connect(
-    name: str, timeout: float = sockets.CONNECT_LIMIT, *, allowed_uids: frozenset[int] | None = None
-) -> Connection:
-    """Connect to a `Listener` by its name."""
-    return Connection(sockets.connect(name, timeout), allowed_uids=allowed_uids)
+def _no_desk(token: bytes) -> Outgoing:
+    raise SharingError(f"this connection serves no tokens such as {token.hex()}")

@@ -116,7 +116,7 @@ class Driver(abc.ABC):
         """Order a stream after another process's event."""
 
     def device_of(self, uuid: bytes) -> int | None:
-        """This process's ordinal of a GPU; None if it doesn't see it."""
+        """The ordinal that a GPU has here; None if this process doesn't see it."""
         return next((d for d in range(self.device_count()) if self.uuid(d) == uuid), None)
 
 

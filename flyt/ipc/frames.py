@@ -2,7 +2,7 @@
 """One frame: a length, a MessagePack map, and the file descriptors that travel with it.
 
 The sockets are SOCK_SEQPACKET, so the kernel keeps a frame and its descriptors whole: frames of
-several threads never mix, and none arrives in part. What is refused here has its descriptors closed.
+several threads never mix, and none arrives in part. The descriptors of a refused frame are closed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ANCILLARY = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
 
 def encode(message: dict[str, Any]) -> bytes:
     """The bytes of a frame."""
-    body = msgpack.packb(message)
+    body: bytes = msgpack.packb(message)
     if len(body) > MAX_FRAME:
         raise ProtocolError(f"a message of {len(body)} bytes exceeds the {MAX_FRAME} of a frame")
     return _LENGTH.pack(len(body)) + body

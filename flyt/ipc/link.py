@@ -195,7 +195,8 @@ class Link:
             except BlockingIOError:
                 return
             except (BrokenPipeError, ConnectionResetError):
-                return self._hang_up()
+                self._hang_up()
+                return
             self._outbox.popleft()
 
     def _read(self) -> bool:

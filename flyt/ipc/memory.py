@@ -93,8 +93,8 @@ class VirtualMemoryResource:
         count = -(-total // chunk)
         if count > MAX_CHUNKS:
             raise SharingError(
-                f"{size} bytes in chunks of {chunk} are {count} chunks: at most {MAX_CHUNKS} can be "
-                "shared, so take larger ones"
+                f"{size} bytes in chunks of {chunk} are {count} chunks: at most {MAX_CHUNKS} can "
+                "be shared, so take larger ones"
             )
         return (chunk,) * (count - 1) + (total - chunk * (count - 1),)
 
@@ -108,12 +108,11 @@ class VirtualMemoryResource:
 
         def make(number: int) -> Any:
             handle = self.driver.import_fd(descriptor.fds[number])
-            try:
+            with contextlib.ExitStack() as undo:
+                undo.callback(self.driver.release, handle)
                 if self.driver.resident_device(handle) != resident:
                     raise SharingError("the memory does not lie on the GPU that the sender names")
-            except BaseException:
-                self.driver.release(handle)
-                raise
+                undo.pop_all()
             return handle
 
         return self._map(
@@ -138,7 +137,7 @@ class VirtualMemoryResource:
         for device in devices:
             if not driver.can_access(device, resident):
                 raise SharingError(
-                    f"device {device} has no peer access to device {resident}, where the memory lies"
+                    f"device {device} has no peer access to {resident}, which holds the memory"
                 )
         with contextlib.ExitStack() as undo:
             address = driver.reserve(

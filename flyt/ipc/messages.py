@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What two processes say to each other, each message declared once, and the one place that checks it.
+"""What two processes say to each other: each message declared once, and checked in one place.
 
 After `parse` a message can't be invalid: every field has its type and bounds, and a layout lies
 inside its block. Any map gives either a message or a ProtocolError.
@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from flyt.errors import ProtocolError, SharingError
-from flyt.ipc.dtypes import ITEMSIZES
-from flyt.ipc.driver import UUID_BYTES
 from flyt.ipc.buffer import KEY_BYTES, MAX_CHUNKS, MAX_SIZE, IPCBufferDescriptor
+from flyt.ipc.driver import UUID_BYTES
+from flyt.ipc.dtypes import ITEMSIZES
 
 VERSION = 1
 """Of this protocol; both sides must speak the same."""

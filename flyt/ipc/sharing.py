@@ -19,10 +19,11 @@ from flyt.ipc import frames
 from flyt.ipc.arrays import Described, Owner, adapter, adapter_for, packed_layout
 from flyt.ipc.blocks import blocks
 from flyt.ipc.buffer import Buffer
-from flyt.ipc.connection import TIMEOUT, Connection, Outgoing
+from flyt.ipc.connection import TIMEOUT, Connection
 from flyt.ipc.driver import Driver, get_driver
 from flyt.ipc.memory import VirtualMemoryResource
 from flyt.ipc.messages import Block, Layout, Share, require_layout
+from flyt.ipc.outgoing import Outgoing
 
 Order = Literal["synchronize", "event"]
 
@@ -80,8 +81,8 @@ def _block_of(what: Described) -> Buffer:
     found = blocks.find(what.start)
     if not isinstance(found, Buffer):
         raise SharingError(
-            "this array does not lie in memory that can be shared, and nothing is copied in silence:"
-            " make it with flyt.ipc.empty, over a VirtualMemoryResource's buffer, within "
+            "this array does not lie in memory that can be shared, and no copy is made in silence: "
+            "make it with flyt.ipc.empty, over a VirtualMemoryResource's buffer, within "
             "flyt.ipc.torch_pool(), or run the program with 'flyt ipc run'"
         )
     if what.device is not None and what.device != found.device_id:
@@ -203,29 +204,27 @@ def rebuild(
     return array
 
 
-class _Imports:
-    """Mappings of other processes' blocks: one a block, device and right."""
-
-    lock = threading.RLock()
-    table: weakref.WeakValueDictionary[tuple[bytes, int, bool], Buffer] = (
-        weakref.WeakValueDictionary()
-    )
+_imports: weakref.WeakValueDictionary[tuple[bytes, int, bool], Buffer] = (
+    weakref.WeakValueDictionary()
+)
+"""Mappings of other processes' blocks: one a block, device and right."""
+_imports_lock = threading.RLock()
 
 
 def _mapping(block: Block, fds: tuple[int, ...], device: int | None, read_only: bool) -> Buffer:
     own = blocks.own(block.key)
     if isinstance(own, Buffer) and not own.is_closed and not read_only:
         return _same(own, block)  # our own memory has come home
-    with _Imports.lock:
+    with _imports_lock:
         driver = get_driver()
         user = driver.device_of(block.uuid) if device is None else device
         key = (block.key, -1 if user is None else user, read_only)
-        known = _Imports.table.get(key)
+        known = _imports.get(key)
         if known is not None and not known.is_closed:
             return _same(known, block)
         resource = VirtualMemoryResource(0 if user is None else user, driver=driver)
         new = Buffer.from_ipc_descriptor(resource, block.descriptor(fds), read_only=read_only)
-        _Imports.table[key] = new
+        _imports[key] = new
         return new
 
 

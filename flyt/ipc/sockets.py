@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """UNIX sockets for sharing: abstract names or socket pairs, and who the peer is.
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 An abstract name has no file, so nothing is left in a file system and nothing has permissions:
 both sides ask the kernel for the other's user instead (SO_PEERCRED), and refuse strangers.
 """
@@ -14,8 +17,12 @@ import socket
 import struct
 import time
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from flyt.errors import ConfigurationError, HandshakeError, PeerLost, PeerTimeout
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 KIND = socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC
 BACKLOG = 128
@@ -44,6 +51,8 @@ def _address(name: str) -> bytes:
 
 def check_peer(sock: socket.socket, allowed_uids: frozenset[int]) -> int:
     """The peer's process id; raises HandshakeError unless its user is one of ``allowed_uids``."""
+    if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_SEQPACKET:
+        raise HandshakeError("arrays cross UNIX sockets of kind SOCK_SEQPACKET: see flyt.ipc.pair")
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(raw)
     if uid not in allowed_uids:
@@ -124,7 +133,7 @@ class ListeningSocket:
     def close(self) -> None:
         self._sock.close()
 
-    def __enter__(self) -> ListeningSocket:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
