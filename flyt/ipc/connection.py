@@ -242,9 +242,9 @@ class Connection:
 
     def on_hangup(self) -> None:
         with self._changed:
-            exports = list(self._exports.values())
-            self._exports.clear()
-        exports.clear()
+            exports, self._exports = self._exports, {}
+            self._changed.notify_all()
+        exports.clear()  # outside: what dies here may take locks of its own
 
     def on_end(self, reason: FlytError) -> None:
         self.on_hangup()

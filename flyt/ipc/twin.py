@@ -8,11 +8,13 @@ always idle, and peer access is a setting.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import fcntl
 import mmap
 import os
+import threading
 from errno import ENODEV, ENOMEM, ENOSPC
 
 from flyt.errors import DeviceError
@@ -26,6 +28,10 @@ INVALID_VALUE, OUT_OF_MEMORY, INVALID_DEVICE, PEER_UNSUPPORTED = 1, 2, 101, 217
 
 MAX_DEVICES = 16
 """Emulated devices of a host; their UUIDs end in two digits."""
+
+DEFAULT_MEMORY = 4 << 30
+"""Bytes that one process may have allocated. The kernel would give a memfd all memory there is, and
+then kill somebody."""
 
 MEMORY_NAME = "flyt-ipc"
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -60,6 +66,8 @@ class TwinHandle:
     fd: int
     size: int
     uuid: bytes
+    own: bool = False
+    """Whether this process allocated it."""
 
 
 class TwinDriver(Driver):
@@ -72,16 +80,26 @@ class TwinDriver(Driver):
         CUDA_VISIBLE_DEVICES would say.
     peer_access : bool
         Whether the devices can use each other's memory.
+    memory : int
+        Bytes that this process may have allocated at a time, on all devices together.
     """
 
     kind = "emulated"
     host_accessible = True
 
-    def __init__(self, visible: tuple[int, ...] = (0, 1), *, peer_access: bool = True) -> None:
+    def __init__(
+        self,
+        visible: tuple[int, ...] = (0, 1),
+        *,
+        peer_access: bool = True,
+        memory: int = DEFAULT_MEMORY,
+    ) -> None:
         if not all(0 <= number < MAX_DEVICES for number in visible):
             raise DeviceError(INVALID_DEVICE, f"emulated devices are 0 to {MAX_DEVICES - 1}")
         self._uuids = tuple(b"flyt-ipc-twin-%02d" % number for number in visible)
         self._peer_access = peer_access
+        self._free = memory
+        self._lock = threading.Lock()
 
     def device_count(self) -> int:
         return len(self._uuids)
@@ -102,8 +120,23 @@ class TwinDriver(Driver):
         uuid = self.uuid(device)
         if size <= 0 or size % MINIMUM_GRANULARITY:
             raise DeviceError(INVALID_VALUE, f"{size} bytes are no multiple of the granularity")
-        name = f"{MEMORY_NAME}-{uuid.hex()}"
-        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        with self._lock:  # a reservation: what fails gives it back
+            if size > self._free:
+                raise DeviceError(OUT_OF_MEMORY, f"{size} bytes of {self._free} that are left")
+            self._free -= size
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._give_back, size)
+            fd = self._physical(uuid, size)
+            undo.pop_all()
+        return TwinHandle(fd, size, uuid, own=True)
+
+    def _give_back(self, size: int) -> None:
+        with self._lock:
+            self._free += size
+
+    def _physical(self, uuid: bytes, size: int) -> int:
+        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        fd = os.memfd_create(f"{MEMORY_NAME}-{uuid.hex()}", flags)
         try:
             os.posix_fallocate(fd, 0, size)  # physical at once, as cuMemCreate's is
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
@@ -111,13 +144,15 @@ class TwinDriver(Driver):
             os.close(fd)
             code = OUT_OF_MEMORY if exc.errno in (ENOMEM, ENOSPC) else INVALID_VALUE
             raise DeviceError(code, f"{size} bytes of emulated memory: {exc.strerror}") from exc
-        return TwinHandle(fd, size, uuid)
+        return fd
 
     def release(self, handle: TwinHandle) -> None:
         fd, handle.fd = handle.fd, -1
         if fd < 0:
             raise DeviceError(INVALID_VALUE, "this handle was released already")
         os.close(fd)
+        if handle.own:
+            self._give_back(handle.size)
 
     def export_fd(self, handle: TwinHandle) -> int:
         return fcntl.fcntl(handle.fd, fcntl.F_DUPFD_CLOEXEC, 0)
