@@ -8,6 +8,7 @@ from flyt.ipc.connection import Connection
 from flyt.ipc.driver import Driver, get_driver, set_driver
 from flyt.ipc.listening import Listener, connect
 from flyt.ipc.memory import VirtualMemoryResource, VirtualMemoryResourceOptions
+from flyt.ipc.reducers import close_desk, install_reducers
 from flyt.ipc.sharing import empty, recv, send
 from flyt.ipc.sockets import pair
 from flyt.ipc.twin import TwinDriver
@@ -21,9 +22,11 @@ __all__ = [
     "TwinDriver",
     "VirtualMemoryResource",
     "VirtualMemoryResourceOptions",
+    "close_desk",
     "connect",
     "empty",
     "get_driver",
+    "install_reducers",
     "pair",
     "recv",
     "send",

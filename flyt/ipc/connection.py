@@ -299,25 +299,30 @@ class Connection:
         """Arrays of the peer that live here."""
         return self._leases
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the peer is gone or the socket closed."""
+        return self._link.is_ended
+
     def wait_released(self, timeout: float = TIMEOUT) -> None:
         """Wait until the peer has let go of every array that it was sent."""
         with self._changed:
             if not self._changed.wait_for(lambda: not self._exports, timeout):
-                raise PeerTimeout(
-                    f"process {self.peer_pid} still holds {len(self._exports)} arrays "
-                    f"after {timeout} s"
-                )
+                count = len(self._exports)
+                raise PeerTimeout(f"process {self.peer_pid} still holds {count} arrays")
 
     def close(self) -> None:
-        """Send and receive nothing more. Arrays that are shared stay so: the socket closes in the
-        background when the last one is released, or at once when there is none. Idempotent.
-        """  # fmt: skip
+        """Send and receive nothing more.
+
+        Shared arrays stay so: the socket closes once the last is released, in the background.
+        """
         self._end(abrupt=False)
 
     def abort(self) -> None:
-        """Close the socket at once. To the peer this process is dead; arrays that came from there
-        stay mapped, but their owner may reuse the memory.
-        """  # fmt: skip
+        """Close the socket at once: to the peer this process is dead.
+
+        Arrays that came from there stay mapped, but their owner may reuse the memory.
+        """
         self._end(abrupt=True)
 
     def _end(self, *, abrupt: bool) -> None:
@@ -325,10 +330,7 @@ class Connection:
             self._closed = True
             self._discard()
             idle = abrupt or not (self._exports or self._leases)
-        if idle:
-            self._link.close(wait=True)
-        else:
-            self._link.note(self._say_bye)
+        self._link.close(wait=True) if idle else self._link.note(self._say_bye)
 
     def __enter__(self) -> Self:
         return self

@@ -55,7 +55,7 @@ class Link:
         self._sock = sock
         self._handler = handler
         self._sock.setblocking(False)
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wake = -1
         # deque: appended to by finalizers, at any point, so without a lock.
         self._notes: deque[Callable[[], None]] = deque()
         self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
@@ -66,9 +66,11 @@ class Link:
         # it a late wake-up could write into a descriptor that has become somebody else's.
         self._lock = threading.RLock()
         self._thread = threading.Thread(target=self._run, name="flyt-ipc", daemon=True)
-        _links.add(self)
 
     def start(self) -> None:
+        """Begin to serve; until then only `send` may be used."""
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        _links.add(self)
         self._thread.start()
 
     @property

@@ -53,8 +53,17 @@ def empty(
     return adapter(like).build(layout, owner, read_only=False)
 
 
-def outgoing(array: object, *, order: Order = "synchronize", stream: int | None = None) -> Outgoing:
-    """Describe an array for another process, and order its use after ``stream``."""
+def outgoing(
+    array: object,
+    *,
+    order: Order = "synchronize",
+    stream: int | None = None,
+    whole_device: bool = False,
+) -> Outgoing:
+    """Describe an array for another process, and order its use after ``stream``.
+
+    With ``whole_device``, wait for all of this process's work on the device instead.
+    """
     ours, own = adapter_for(array)
     what = ours.describe(own)
     if what.layout.extent == 0:
@@ -69,7 +78,9 @@ def outgoing(array: object, *, order: Order = "synchronize", stream: int | None 
     keep: list[Any] = [what.keep, buffer]
     event = b""
     at = ours.stream(device) if stream is None else stream
-    if order == "event":
+    if whole_device:
+        driver.synchronize(device)
+    elif order == "event":
         made, event = driver.export_event(device, at)
         keep.append(_KeptEvent(driver, made))
     else:
