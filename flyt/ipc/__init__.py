@@ -11,6 +11,7 @@ from flyt.ipc.memory import VirtualMemoryResource, VirtualMemoryResourceOptions
 from flyt.ipc.reducers import close_desk, install_reducers
 from flyt.ipc.sharing import empty, recv, send
 from flyt.ipc.sockets import pair
+from flyt.ipc.torch_pool import torch_pool
 from flyt.ipc.twin import TwinDriver
 
 __all__ = [
@@ -31,4 +32,5 @@ __all__ = [
     "recv",
     "send",
     "set_driver",
+    "torch_pool",
 ]

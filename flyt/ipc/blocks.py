@@ -51,7 +51,11 @@ class BlockTable:
             bisect.insort(self._starts, block.handle)
             self._blocks[block.handle] = weakref.ref(block)
             if own:
-                self._own[block.key] = block
+                self.name(block)
+
+    def name(self, block: Block) -> None:
+        """Find a block by its name only."""
+        self._own[block.key] = block
 
     def remove(self, start: int, key: bytes) -> None:
         """Take a block out and tell the watchers that it is no more."""

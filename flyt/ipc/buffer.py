@@ -103,7 +103,7 @@ class Buffer:
         device: int,
         read_only: bool = False,
         imported: bool = False,
-        lasting: bool = True,
+        foreign: bool = False,
     ) -> None:
         self._resource = resource
         self._handle = handle
@@ -114,8 +114,10 @@ class Buffer:
         self._device = device
         self._read_only = read_only
         self._imported = imported
-        self._lasting = lasting
-        if handle:
+        if foreign:  # its allocator is asked for it each time: see flyt.ipc.foreign
+            blocks.name(self)
+            undo.callback(blocks.ended, key)
+        elif handle:
             blocks.add(self, own=not imported)
             undo.callback(blocks.remove, handle, key)
         self._end = weakref.finalize(self, undo.close)
@@ -158,11 +160,6 @@ class Buffer:
     def is_imported(self) -> bool:
         """Whether another process allocated it."""
         return self._imported
-
-    @property
-    def is_lasting(self) -> bool:
-        """Whether its end will be known here, so that receivers may keep idle mappings."""
-        return self._lasting
 
     @property
     def is_closed(self) -> bool:

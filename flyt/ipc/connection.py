@@ -117,7 +117,7 @@ class Connection:
         ident = next(self._ids)
         with self._changed:
             self._exports[ident] = out
-            if out.block is not None and out.block.lasting:
+            if out.block is not None:
                 self._shared_keys.add(out.block.key)
         return Share(ident, token, out.block, out.layout, out.event)
 
@@ -301,7 +301,6 @@ class Connection:
 
     @property
     def is_over(self) -> bool:
-        """Whether the peer is gone or the socket closed."""
         return self._link.is_ended
 
     def wait_released(self, timeout: float = TIMEOUT) -> None:

@@ -50,8 +50,6 @@ class Block:
     uuid: bytes
     size: int
     chunks: tuple[int, ...]
-    lasting: bool
-    """Whether the sender says Ended when the block is no more; else it ends with its last share."""
 
     def descriptor(self, fds: tuple[int, ...]) -> IPCBufferDescriptor:
         return IPCBufferDescriptor(self.key, self.uuid, self.size, self.chunks, fds)
@@ -205,7 +203,6 @@ def _block(fields: _Fields) -> Block:
         fields.octets("uuid", UUID_BYTES),
         fields.integer("size", 1),
         fields.integers("chunks", MAX_CHUNKS, 1),
-        fields.truth("lasting"),
     )
     fields.end()
     if not block.chunks or not block.size <= sum(block.chunks) <= MAX_SIZE:

@@ -24,6 +24,7 @@ from flyt.ipc.driver import Driver, get_driver
 from flyt.ipc.memory import VirtualMemoryResource
 from flyt.ipc.messages import Block, Layout, Share, require_layout
 from flyt.ipc.outgoing import Outgoing
+from flyt.ipc.torch_pool import adopt_preloaded
 
 Order = Literal["synchronize", "event"]
 
@@ -72,9 +73,7 @@ def outgoing(
     layout = _replace_storage(what, buffer)
     driver, device = buffer.memory_resource.driver, buffer.device_id
     descriptor = buffer.ipc_descriptor
-    block = Block(
-        descriptor.key, descriptor.uuid, descriptor.size, descriptor.chunks, buffer.is_lasting
-    )
+    block = Block(descriptor.key, descriptor.uuid, descriptor.size, descriptor.chunks)
     keep: list[Any] = [what.keep, buffer]
     event = b""
     at = ours.stream(device) if stream is None else stream
@@ -90,6 +89,8 @@ def outgoing(
 
 def _block_of(what: Described) -> Buffer:
     found = blocks.find(what.start)
+    if found is None and adopt_preloaded():
+        found = blocks.find(what.start)
     if not isinstance(found, Buffer):
         raise SharingError(
             "this array does not lie in memory that can be shared, and no copy is made in silence: "
@@ -198,7 +199,7 @@ def rebuild(
             connection.refuse(share.id)  # nothing to hold
             return ours.build(share.layout, None, read_only=read_only)
         buffer = _mapping(share.block, fds, ours.device() if device is None else device, read_only)
-        if share.block.lasting and buffer.is_imported:
+        if buffer.is_imported:
             connection.keep_idle(buffer.key, buffer)
         owner = Owner(buffer, share.layout.storage, share.layout.extent)
         driver, resident = buffer.memory_resource.driver, buffer.device_id

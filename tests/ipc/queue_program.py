@@ -59,7 +59,7 @@ def main(library: str) -> None:
     told["two from one block share it"] = back.get(timeout=60)
     there.put(None)
     process.join(60)
-    print(json.dumps(told))
+    sys.stdout.write(json.dumps(told))
     del again
     ipc.close_desk()
     sys.exit(process.exitcode)

@@ -37,7 +37,6 @@ def sound_share() -> dict[str, Any]:
             "uuid": ipc.TwinDriver().uuid(0),
             "size": 2 * MIB,
             "chunks": [2 * MIB],
-            "lasting": True,
         },
         "layout": {
             "library": "numpy",
@@ -89,7 +88,6 @@ BAD: list[tuple[str, Any]] = [
     ("block.chunks", [2 * MIB, 1]),  # two chunks, one descriptor
     ("block.chunks", [(1 << 47) + 1]),
     ("block.chunks", ["2"]),
-    ("block.lasting", 1),
     ("block.path", "/etc/passwd"),
     ("layout", None),
     ("layout.library", "os"),
