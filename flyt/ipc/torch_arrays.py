@@ -15,6 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from flyt.errors import SharingError
 from flyt.ipc.arrays import Adapter, Described, Owner
+from flyt.ipc.driver import get_driver
 from flyt.ipc.dtypes import ITEMSIZES
 from flyt.ipc.messages import Layout
 
@@ -58,7 +59,8 @@ class TorchAdapter(Adapter):
             raise SharingError(f"this PyTorch has no {layout.dtype}")
         dtype, size = DTYPES[layout.dtype], ITEMSIZES[layout.dtype]
         if owner is None:
-            tensor = torch.empty(layout.shape, dtype=dtype)
+            where = "cuda" if get_driver().kind == "cuda" else "cpu"
+            tensor = torch.empty(layout.shape, dtype=dtype, device=where)
         else:
             if layout.offset % size or any(step % size or step < 0 for step in layout.strides):
                 raise SharingError(
