@@ -145,7 +145,7 @@ class NumpyAdapter(Adapter):
             before,
             read_only=not array.flags.writeable,
         )
-        return Described(array.ctypes.data - before, layout, None, array)
+        return Described(array.__array_interface__["data"][0] - before, layout, None, array)
 
     def build(self, layout: Layout, owner: Owner | None, *, read_only: bool) -> Any:
         if layout.dtype not in NUMPY_NAMES:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import os
 import socket
+import time
 import weakref
 from collections.abc import Callable
 from types import TracebackType
@@ -21,7 +22,6 @@ from typing import TYPE_CHECKING
 
 from flyt.errors import (
     FlytError,
-    HandshakeError,
     PeerLost,
     PeerTimeout,
     ProtocolError,
@@ -31,6 +31,7 @@ from flyt.ipc import frames, sockets
 from flyt.ipc.blocks import blocks
 from flyt.ipc.buffer import Buffer
 from flyt.ipc.driver import get_driver
+from flyt.ipc.greeting import check_greeting
 from flyt.ipc.inbox import Answer, Inbox, Parcel
 from flyt.ipc.link import Link
 from flyt.ipc.messages import (
@@ -127,6 +128,7 @@ class Connection:
         self._inbox.expect(token)
         try:
             self._link.send(Claim(token), (), timeout)
+            self._link.lead(lambda: self._inbox.has_answer(token), timeout)
             answer, fds = self._inbox.take_answer(token, self.peer_pid, timeout)
         finally:
             self._inbox.forget(token)
@@ -144,8 +146,11 @@ class Connection:
 
     def next_share(self, timeout: float = TIMEOUT) -> Parcel:
         """The next array that the peer sent; the descriptors are the caller's to close."""
+        deadline = time.monotonic() + timeout
+        if not self._inbox.has_parcel():
+            self._link.lead(self._inbox.has_parcel, timeout)
         was_full = not self._inbox.has_room()
-        parcel = self._inbox.take(self.peer_pid, timeout)
+        parcel = self._inbox.take(self.peer_pid, deadline - time.monotonic())
         if was_full:
             self._link.wake()
         return parcel
@@ -185,7 +190,8 @@ class Connection:
     def on_message(self, message: Message, fds: tuple[int, ...]) -> None:
         if not self._greeted:
             frames.close_all(fds)
-            self._greet(message)
+            check_greeting(message, self._kind)
+            self._greeted = True
         elif isinstance(message, Share):
             self._take_share(message, fds)
         elif isinstance(message, Release):
@@ -204,21 +210,6 @@ class Connection:
             self._inbox.end(PeerLost("the peer has closed the connection"))
         else:
             raise ProtocolError("the peer greets twice")
-
-    def _greet(self, message: Message) -> None:
-        if not isinstance(message, Hello):
-            raise ProtocolError("the peer's first message is no greeting")
-        if message.version != VERSION:
-            raise HandshakeError(
-                f"the peer speaks version {message.version} of the sharing protocol, this process "
-                f"{VERSION}: run the same Flyt on both sides"
-            )
-        if message.driver != self._kind:
-            raise HandshakeError(
-                f"the peer's memory is {message.driver!r}, this process's {self._kind!r}: "
-                "set FLYT_IPC_DRIVER alike on both sides"
-            )
-        self._greeted = True
 
     def _take_share(self, share: Share, fds: tuple[int, ...]) -> None:
         if share.token:

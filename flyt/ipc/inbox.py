@@ -69,6 +69,12 @@ class Inbox:
         if self.reason is not None:
             raise type(self.reason)(*self.reason.args) from self.reason
 
+    def has_parcel(self) -> bool:
+        return bool(self._parcels) or self.reason is not None
+
+    def has_answer(self, token: bytes) -> bool:
+        return self._answers.get(token) is not None or self.reason is not None
+
     def take(self, peer: int, timeout: float) -> Parcel:
         """The next share."""
         with self.changed:

@@ -26,7 +26,7 @@ JOIN_LIMIT = 10.0
 
 
 class Handler(Protocol):
-    """Whom a link serves; all but `has_room` are called on the link's thread."""
+    """Whom a link serves: called on the link's thread, or on one that leads; never on both."""
 
     def has_room(self) -> bool:
         """Whether another message may be read now; `Link.wake` when that changes."""
@@ -62,6 +62,11 @@ class Link:
         self._closing = False
         self._ended = False
         self._hung_up = False
+        self._fault: FlytError | None = None
+        # Held by whoever reads: the thread, or a thread that waits for a message.
+        self._reading = threading.Lock()
+        self._led = False
+        self._watched: int | None = None
         # Held for a moment, never while waiting; re-entrant, since finalizers take it too. Without
         # it a late wake-up could write into a descriptor that has become somebody else's.
         self._lock = threading.RLock()
@@ -70,6 +75,8 @@ class Link:
     def start(self) -> None:
         """Begin to serve; until then only `send` may be used."""
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll = select.epoll()
+        self._epoll.register(self._wake, select.EPOLLIN)
         _links.add(self)
         self._thread.start()
 
@@ -84,11 +91,13 @@ class Link:
             self.wake()
 
     def post(self, message: Message, fds: tuple[int, ...] = ()) -> None:
-        """Send this when there is room, after what was posted before. On the thread only.
+        """Send this when there is room, after what was posted before; from a handler's calls.
 
         Descriptors must stay open until the peer answers, or the connection ends.
         """
         self._outbox.append((frames.encode(to_map(message)), fds))
+        if threading.current_thread() is not self._thread:
+            self.wake()
 
     def wake(self) -> None:
         """Have the thread look around."""
@@ -115,17 +124,17 @@ class Link:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise PeerTimeout(f"the peer has not read for {timeout} s") from exc
-                self._await_room(left)
+                self._await(select.POLLOUT, left)
             except OSError as exc:
                 raise PeerLost(f"the peer can't be sent to: {exc.strerror}") from exc
         raise PeerLost("the connection is over")
 
-    def _await_room(self, seconds: float) -> None:
+    def _await(self, events: int, seconds: float) -> None:
         waiter = select.poll()
         with self._lock:
             if self._ended:
                 return
-            waiter.register(self._sock, select.POLLOUT)
+            waiter.register(self._sock, events)
         waiter.poll(seconds * 1000)
 
     def close(self, *, wait: bool) -> None:
@@ -140,6 +149,7 @@ class Link:
         if not self._ended:
             self._ended = True
             self._sock.close()
+            self._epoll.close()
             os.close(self._wake)
 
     # --- the thread ----------------------------------------------------------------------------
@@ -157,6 +167,7 @@ class Link:
             with self._lock:
                 self._ended = True
                 self._sock.close()
+                self._epoll.close()
                 os.close(self._wake)
             self._notes.clear()
             self._handler.on_end(reason)
@@ -164,24 +175,75 @@ class Link:
     def _serve(self) -> bool:
         """Serve until it is closed here (True) or there (False)."""
         while not self._closing:
-            poll = select.poll()
-            poll.register(self._wake, select.POLLIN)
-            room = self._handler.has_room()
-            if room or not self._hung_up:  # POLLHUP stays: without room it would only spin
-                wanted = (select.POLLIN if room else 0) | (select.POLLOUT if self._outbox else 0)
-                poll.register(self._sock, wanted)
-            for fd, events in poll.poll():
+            self._watch()
+            for fd, events in self._epoll.poll():
                 if fd == self._wake:
                     os.eventfd_read(self._wake)
-                elif events & (select.POLLHUP | select.POLLERR):
+                elif events & (select.EPOLLHUP | select.EPOLLERR):
                     self._hang_up()
             while self._notes:
                 self._notes.popleft()()
             self._flush()
-            if not self._read():
-                return False
+            if self._fault is not None:
+                raise self._fault
+            if self._reading.acquire(blocking=False):  # else a waiter reads, and goes on to
+                try:
+                    if not self._read():
+                        return False
+                finally:
+                    self._reading.release()
         self._flush()
         return True
+
+    def _watch(self) -> None:
+        """Tell the kernel what wakes the thread; a waiter may change it while it sleeps."""
+        with self._lock:
+            if self._ended:
+                return
+            room = self._handler.has_room()
+            wanted: int | None = select.EPOLLIN if room and not self._led else 0
+            if self._outbox:
+                wanted = (wanted or 0) | select.EPOLLOUT
+            elif self._hung_up and not room:  # EPOLLHUP stays: the thread would only spin
+                wanted = None
+            if wanted == self._watched:
+                return
+            if wanted is None:
+                self._epoll.unregister(self._sock)
+            elif self._watched is None:
+                self._epoll.register(self._sock, wanted)
+            else:
+                self._epoll.modify(self._sock, wanted)
+            self._watched = wanted
+
+    def lead(self, done: Callable[[], bool], timeout: float) -> None:
+        """Read in the caller's thread until ``done``, or the time or the connection is over.
+
+        Spares waking two threads for each message. Returns at once if another thread does so.
+        """
+        deadline = time.monotonic() + timeout
+        if not self._reading.acquire(blocking=False):
+            return
+        try:
+            self._led = True
+            self._watch()
+            while not done() and not self._ended and self._fault is None:
+                if not self._read():  # its end: the thread sees it too, and says so
+                    return
+                left = deadline - time.monotonic()
+                if done() or left <= 0:
+                    return
+                self._await(select.POLLIN, left)
+        except FlytError as exc:
+            self._fault = exc
+        except OSError:  # the thread meets the same, and says so
+            return
+        finally:
+            self._led = False
+            self._reading.release()
+            self._watch()
+            if self._fault is not None:
+                self.wake()
 
     def _hang_up(self) -> None:
         """The peer is gone; what it sent before may still be read, and nothing needs an answer."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import secrets
 import threading
@@ -157,6 +158,7 @@ class VirtualMemoryResource:
 
             uuid = driver.uuid(resident)
 
+            @functools.cache
             def descriptor() -> IPCBufferDescriptor:
                 return IPCBufferDescriptor(key, uuid, size, chunks, shared.get())
 
