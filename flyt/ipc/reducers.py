@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import os
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,12 +22,11 @@ import numpy as np
 
 from flyt.errors import HandshakeError, PeerTimeout, SharingError
 from flyt.ipc.arrays import adapter_for
-from flyt.ipc.blocks import blocks
 from flyt.ipc.connection import Connection
 from flyt.ipc.listening import Listener, connect
 from flyt.ipc.messages import TOKEN_BYTES
 from flyt.ipc.outgoing import Outgoing
-from flyt.ipc.sharing import outgoing, rebuild
+from flyt.ipc.sharing import find_block, outgoing, rebuild
 
 CLAIM_LIMIT = 300.0
 """Seconds until an array that nobody claims is let go: its queue may never be read."""
@@ -147,7 +147,7 @@ def is_shareable(array: object) -> bool:
         what = adapter_for(array)[0].describe(array)
     except SharingError:
         return False
-    return what.layout.extent > 0 and blocks.find(what.start) is not None
+    return what.layout.extent > 0 and find_block(what) is not None
 
 
 def _reduce(fallback: Callable[[Any], Any], array: Any) -> Any:
@@ -159,25 +159,23 @@ def _reduce(fallback: Callable[[Any], Any], array: Any) -> Any:
 def install_reducers() -> None:
     """Let multiprocessing's queues, pipes and pools carry arrays in shareable memory.
 
-    Arrays and tensors elsewhere travel as before. Call it in the sending process; the receiver
-    needs Flyt installed, and the start method ``spawn`` or ``forkserver`` where CUDA is used.
+    Arrays and tensors elsewhere travel as before. Call it in the sending process, after importing
+    PyTorch or CuPy, since PyTorch sets reducers of its own; the receiver needs Flyt installed, and
+    the start method ``spawn`` or ``forkserver`` where CUDA is used.
     """
     ForkingPickler.register(np.ndarray, functools.partial(_reduce, _numpy_as_before))
-    try:
+    if "torch" in sys.modules:
         import torch
-    except ImportError:
-        pass
-    else:
         from torch.multiprocessing import reductions
 
-        before = functools.partial(_reduce, reductions.reduce_tensor)
-        ForkingPickler.register(torch.Tensor, before)
-        ForkingPickler.register(torch.nn.Parameter, before)
-    try:
+        tensors = functools.partial(_reduce, reductions.reduce_tensor)
+        ForkingPickler.register(torch.Tensor, tensors)
+        ForkingPickler.register(torch.nn.Parameter, tensors)
+    if "cupy" in sys.modules:
         import cupy
-    except ImportError:
-        return
-    ForkingPickler.register(cupy.ndarray, functools.partial(_reduce, lambda a: a.__reduce__()))
+
+        arrays = functools.partial(_reduce, lambda array: array.__reduce__())
+        ForkingPickler.register(cupy.ndarray, arrays)
 
 
 def _numpy_as_before(array: np.ndarray[Any, Any]) -> Any:

@@ -87,11 +87,17 @@ def outgoing(
     return Outgoing(block, descriptor.fds, layout, event, keep)
 
 
-def _block_of(what: Described) -> Buffer:
+def find_block(what: Described) -> Buffer | None:
+    """The shareable block that an array lies in, if it does."""
     found = blocks.find(what.start)
     if found is None and adopt_preloaded():
         found = blocks.find(what.start)
-    if not isinstance(found, Buffer):
+    return found if isinstance(found, Buffer) else None
+
+
+def _block_of(what: Described) -> Buffer:
+    found = find_block(what)
+    if found is None:
         raise SharingError(
             "this array does not lie in memory that can be shared, and no copy is made in silence: "
             "make it with flyt.ipc.empty, over a VirtualMemoryResource's buffer, within "
@@ -211,8 +217,13 @@ def rebuild(
         raise
     finally:
         frames.close_all(fds)
-    user = buffer.memory_resource.device_id
-    connection.hold(owner, share.id, lambda: driver.synchronize(user))
+    users = {buffer.memory_resource.device_id, resident}
+
+    def quiesce() -> None:
+        for user in users:
+            driver.synchronize(user)
+
+    connection.hold(owner, share.id, quiesce)
     return array
 
 

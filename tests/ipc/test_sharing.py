@@ -403,6 +403,10 @@ def test_a_dead_peer_is_noticed_behind_a_full_inbox(peer: Callable[..., Any]) ->
     assert other.hear() == "PeerTimeout"
     os.kill(other.process.pid, signal.SIGKILL)
     other.conn.wait_released(PATIENCE)  # though this process has not received what is queued
+    other.end()
+    busy = time.process_time()
+    time.sleep(1)
+    assert time.process_time() - busy < 0.5  # nothing spins on the end that is not read yet
 
 
 def test_another_driver_is_told_at_the_handshake(peer: Callable[..., Any]) -> None:

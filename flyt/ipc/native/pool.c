@@ -21,6 +21,8 @@ void flyt_pool_free(void *pointer, ssize_t size, int device, void *stream)
     int ours;
     (void)size, (void)device, (void)stream;
     int result = flyt_vmm_free(pointer, &ours);
+    if (result == 4) /* CUDA_ERROR_DEINITIALIZED: the process ends, and the driver with it */
+        result = 0;
     if (pointer && (!ours || result))
         fprintf(stderr, "flyt: freeing %p: CUDA error %d\n", pointer, ours ? result : 1);
 }
