@@ -154,7 +154,7 @@ anything = st.recursive(
 NAMES = [*sound_share(), "key", "reason", "version", "driver"]
 
 
-@settings(deadline=None)  # another process may have the core
+@settings(deadline=None, database=None)  # another process may have the core
 @given(st.dictionaries(st.sampled_from(NAMES), anything), st.integers(0, 3))
 def test_any_map_is_a_message_or_a_protocol_error(value: dict[str, Any], fds: int) -> None:
     try:
@@ -163,7 +163,7 @@ def test_any_map_is_a_message_or_a_protocol_error(value: dict[str, Any], fds: in
         return
 
 
-@settings(deadline=None)  # another process may have the core
+@settings(deadline=None, database=None)  # another process may have the core
 @given(st.sampled_from(["block", "layout"]), st.text(max_size=8), anything)
 def test_any_part_is_a_message_or_a_protocol_error(part: str, field: str, value: Any) -> None:
     message = sound_share()
