@@ -11,6 +11,7 @@ import abc
 import dataclasses
 import math
 import sys
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -179,6 +180,9 @@ def _load(library: str) -> Adapter:
 
 _adapters: dict[str, Adapter] = {"numpy": NumpyAdapter()}
 
+on_load: list[Callable[[], None]] = []
+"""Called when another library's arrays come into play in this process."""
+
 
 def adapter(library: str) -> Adapter:
     """A library's adapter; SharingError when the library is not installed."""
@@ -189,6 +193,8 @@ def adapter(library: str) -> Adapter:
             raise SharingError(
                 f"{library} is not installed here: name another library with like="
             ) from exc
+        for call in on_load:
+            call()
     return _adapters[library]
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from flyt.errors import HandshakeError, PeerTimeout, SharingError
-from flyt.ipc.arrays import adapter_for
+from flyt.ipc.arrays import adapter_for, on_load
 from flyt.ipc.connection import Connection
 from flyt.ipc.listening import Listener, connect
 from flyt.ipc.messages import TOKEN_BYTES
@@ -159,10 +159,17 @@ def _reduce(fallback: Callable[[Any], Any], array: Any) -> Any:
 def install_reducers() -> None:
     """Let multiprocessing's queues, pipes and pools carry arrays in shareable memory.
 
-    Arrays and tensors elsewhere travel as before. Call it in the sending process, after importing
-    PyTorch or CuPy, since PyTorch sets reducers of its own; the receiver needs Flyt installed, and
-    the start method ``spawn`` or ``forkserver`` where CUDA is used.
+    Arrays and tensors elsewhere travel as before. Call it in the sending process; if its tensors
+    come from `torch_pool` or ``flyt ipc run``, after importing PyTorch, which sets reducers of its
+    own. The receiver needs Flyt installed, and the start method ``spawn`` where CUDA is used.
     """
+    if _register not in on_load:
+        on_load.append(_register)
+    _register()
+
+
+def _register() -> None:
+    """For the libraries that are imported so far."""
     ForkingPickler.register(np.ndarray, functools.partial(_reduce, _numpy_as_before))
     if "torch" in sys.modules:
         import torch
