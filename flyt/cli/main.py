@@ -8,6 +8,7 @@ import click
 from flyt._version import __version__
 from flyt.cli.bench import bench
 from flyt.cli.demo import demo
+from flyt.cli.ipc import ipc
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -18,6 +19,7 @@ def main() -> None:
 
 main.add_command(bench)
 main.add_command(demo)
+main.add_command(ipc)
 
 if __name__ == "__main__":
     main()
