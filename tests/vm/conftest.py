@@ -39,10 +39,8 @@ SLOT_SIZE = str(MIB)
 """A command costs milliseconds under TCG; the default for so small a region is 256 KiB."""
 
 NEWER = """
-import dataclasses
 from flyt.rpc import handshake
-old = handshake.BACKEND
-handshake.BACKEND = dataclasses.replace(old, version=old.version + 1)
+handshake.PROTOCOL_VERSION += 1
 """
 """What makes a backend speak the next version of the protocol."""
 
