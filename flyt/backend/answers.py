@@ -75,6 +75,7 @@ class Answers:
 
     def end(self, word: m.Result | m.Sticky) -> None:
         """Say the last word."""
+        self.tell()
         self.have_ended = True
         self._wire.last_word([m.REPLIES.encode(word)])
 

@@ -143,13 +143,13 @@ class Session(threading.Thread):
         rest = Resting(listener, wire, self._inbox.fileno())
         while True:
             try:
+                self._again()
                 took = self._take_commands(wire, answers)
                 self.holdings.mark()
                 busy = self.holdings.look()
                 if self._inbox or rest.has_slept:
                     rest.has_slept = False
                     took = self._inbox.run() or took
-                self._again()
                 answers.tell()
                 if wire.gone:
                     raise Ended("the client's connection ended")

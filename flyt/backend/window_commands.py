@@ -65,9 +65,15 @@ def _detach(session: Session, command: m.Attach) -> None:
     """The client does not see our word in the control page: it goes on without a window."""
     window = _window(session)
     tables = [window.table(vpn) for vpn in window.segments]
-    release(session)
     table = tuple(run for one in tables if one is not None for run in one)
-    _return(session, table, lambda _: session.answer(command.id))
+    # From here on no copy may touch it, and what is under way ends before its frames are another's.
+    session.services.registry.drop(session.id)
+
+    def done(_: int) -> None:
+        release(session)
+        _return(session, table, lambda _: session.answer(command.id))
+
+    session.holdings.when_done(session.holdings.streams.all(), done)
 
 
 def _reserve(session: Session, command: m.Attach) -> Window | None:

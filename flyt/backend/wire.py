@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import zmq
 
-from flyt.errors import ProtocolError
+from flyt.errors import ProtocolError, RegionError
 from flyt.rpc import messages as m
 from flyt.rpc.patience import is_polite
 from flyt.rpc.sockets import Incoming, Listener, Payload
@@ -182,13 +182,20 @@ class Wire:
                 if not self._room:
                     break
             entry, frames = self._unsent.popleft()
-            asleep = replies.write(entry) or asleep
+            asleep = self._written(replies, entry) or asleep
             self._room -= 1
             if frames:
                 self._send(frames)
                 asleep = False
         if asleep:
             self._send([m.KICK])
+
+    @staticmethod
+    def _written(replies: RingWriter, entry: bytes) -> bool:
+        try:
+            return replies.write(entry)
+        except RegionError as exc:
+            raise ProtocolError(f"the client's side of the control page: {exc}") from exc
 
     @staticmethod
     def _room_of(replies: RingWriter) -> int:

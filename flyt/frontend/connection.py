@@ -155,11 +155,18 @@ class Connection:
         if not len(self.inflight):
             self._heard = time.monotonic()  # an idle session's silence means nothing
         self.inflight.add(pending)
-        if not self._wire.send(frames):
+        self._sent += 1
+        before = self._wire.published
+        try:
+            sent = self._wire.send(frames)
+        except KeyboardInterrupt:  # by another thread's signal, which the lock does not hold back
+            if self._wire.published == before:
+                self.inflight.drop(pending)
+            raise
+        if not sent:
             self._drain()
             self._lose(DEVICES_UNAVAILABLE, "the connection to the backend ended")
             self._check()
-        self._sent += 1
         if pending.posted:
             self.posts += 1
         else:
@@ -196,10 +203,8 @@ class Connection:
 
         Raises
         ------
-        Lost
-            The session ended first.
-        CommandTimeout
-            The backend is connected but its session thread does not answer.
+        Lost, CommandTimeout
+            The session ended first, or the backend is connected but its thread does not answer.
         """
         self._wait(lambda: pending.done, pending)
         if pending.ended and self.lost is not None:
@@ -295,6 +300,7 @@ class Connection:
         if self.lost is None:
             self.lost = Lost(code, f"{reason} ({self.inflight.describe()})")
             self.inflight.fail_all(code, str(self.lost))
+            self._room.stir()
 
     def _check(self) -> None:
         if self.lost is not None:
@@ -303,12 +309,7 @@ class Connection:
     # --- the rest ---
 
     def refresh(self) -> None:
-        """Take note of all answers that have come, and of the session's end.
-
-        Raises
-        ------
-        Lost
-        """
+        """Take note of all answers that have come; raises Lost when the session has ended."""
         with self.lock:
             self._drain()
             self._check()
@@ -338,6 +339,8 @@ class Connection:
 
     def forget_in_child(self) -> None:
         """After a fork, in the child: let go of the parent's connection without touching it."""
+        if self._closed:  # its descriptors are closed, and their numbers another file's by now
+            return
         self._closed = True
         self.lock = ShieldedLock()  # another thread of the parent may have held it
         self._wire.close_in_child()

@@ -92,6 +92,11 @@ class InflightTable:
             self._settle(pending, **answer)
         return pending
 
+    def drop(self, pending: Pending) -> None:
+        """Forget a command that was not sent: nobody has to wait for it."""
+        if self._pending.pop(pending.id, None) is not None:
+            self._settle(pending, status=0, text="")
+
     def succeed(self, number: int) -> None:
         """Take a command out that has nothing to say but success."""
         pending = self._pending.pop(number, None)

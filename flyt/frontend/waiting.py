@@ -7,6 +7,7 @@ somebody always leads. Nobody holds the connection's lock while it polls or slee
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import threading
@@ -94,16 +95,18 @@ class WaitingRoom:
                 self._follow(pending, event)
             else:
                 time.sleep(0.001)  # out of credits while another thread leads: it drains for us
+            if not leads:
+                return False
+            with self._lock:
+                self._step_down()
+                leads = False
+                return not self._closed and ready()
         except BaseException:  # KeyboardInterrupt: the others need a leader all the same
-            if leads:
-                with self._lock:
+            while leads:
+                with contextlib.suppress(KeyboardInterrupt), self._lock:
                     self._step_down()
+                    leads = False
             raise
-        if not leads:
-            return False
-        with self._lock:
-            self._step_down()
-            return not self._closed and ready()
 
     def _takes_the_lead(self) -> bool:
         """Under the lock."""

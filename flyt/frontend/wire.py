@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import zmq
 
+from flyt.errors import RegionError
 from flyt.rpc import messages as m
 from flyt.rpc.endpoints import Endpoint
 from flyt.rpc.patience import is_polite, spin_seconds
@@ -64,6 +65,11 @@ class Wire:
         self._commands, self._replies = ring.frontend_rings(native, control_page)
 
     @property
+    def published(self) -> int:
+        """Commands in the ring so far: whether an interrupted `send` has happened."""
+        return 0 if self._commands is None else self._commands.written
+
+    @property
     def lost(self) -> str | None:
         """Why the connection ended, once it did."""
         return self._dialer.lost
@@ -78,7 +84,11 @@ class Wire:
             return self._dialer.send(frames)
         first = frames[0]
         fits = len(frames) == 1 and len(first) <= ring.LARGEST
-        asleep = commands.write(bytes(first) if fits else ring.ELSEWHERE)
+        try:
+            asleep = commands.write(bytes(first) if fits else ring.ELSEWHERE)
+        except RegionError as exc:
+            self._dialer.lost = self._dialer.lost or f"{self.endpoint}: {exc}"
+            return False
         if not fits:
             return self._by_dialer(frames)
         return self._by_dialer([m.KICK]) if asleep else self._dialer.lost is None
@@ -158,7 +168,7 @@ class Wire:
     def spin(self) -> bool | None:
         """Wait briefly for a reply, without the lock: whether one came; None without rings."""
         replies = self._replies
-        if replies is None or self._damaged_at:
+        if replies is None or self._damaged_at or self._announced:
             return None
         return replies.wait(spin_seconds(), polite=is_polite())
 
