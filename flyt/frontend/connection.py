@@ -161,7 +161,7 @@ class Connection:
             sent = self._wire.send(frames)
         except KeyboardInterrupt:  # by another thread's signal, which the lock does not hold back
             if self._wire.published == before:
-                self.inflight.drop(pending)
+                self.inflight.succeed(pending.id)
             raise
         if not sent:
             self._drain()

@@ -92,16 +92,9 @@ class InflightTable:
             self._settle(pending, **answer)
         return pending
 
-    def drop(self, pending: Pending) -> None:
-        """Forget a command that was not sent: nobody has to wait for it."""
-        if self._pending.pop(pending.id, None) is not None:
-            self._settle(pending, status=0, text="")
-
     def succeed(self, number: int) -> None:
-        """Take a command out that has nothing to say but success."""
-        pending = self._pending.pop(number, None)
-        if pending is not None:
-            self._settle(pending, status=0, text="")
+        """Take a command out that has nothing to say but success, or that was never sent."""
+        self.answer(number, status=0, text="")
 
     def fail_all(self, status: int, text: str) -> list[Pending]:
         """Every command ends with this status: the session is lost."""
