@@ -14,7 +14,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 class NativeLibrary(BuildHookInterface):  # type: ignore[type-arg]
     """Puts ``libflyt.so`` into the wheel; it fits every Python of the platform."""
 
-    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 - hatchling's signature
         if self.target_name != "wheel":
             return
         module = runpy.run_path(str(Path(self.root) / "flyt/shm/native/build.py"))

@@ -44,6 +44,18 @@ class CommandTimeout(FlytError):
     """The backend is connected but has not answered within the bound."""
 
 
+class SharingError(FlytError):
+    """A piece of memory or an array can't be shared with another process, or not in this way."""
+
+
+class PeerLost(FlytError):
+    """The process at the other end of a sharing connection is gone, or has closed it."""
+
+
+class PeerTimeout(FlytError):
+    """The process at the other end of a sharing connection did not answer within the bound."""
+
+
 class DeviceError(FlytError):
     """A device answered a CUDA error.
 

@@ -40,6 +40,9 @@ CLIENT_LIMIT = 90.0
 
 PR_SET_CHILD_SUBREAPER = 36
 
+KEPT = ("FLYT_TEST_", "FLYT_VM_")
+"""Variables that say how to test; all others of Flyt's say how to run, and go."""
+
 
 # --- options, markers ------------------------------------------------------------------------
 
@@ -60,7 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     # The caller's own settings must not decide what is tested.
-    for name in [n for n in os.environ if n.startswith("FLYT_") and not n.startswith("FLYT_TEST_")]:
+    for name in [n for n in os.environ if n.startswith("FLYT_") and not n.startswith(KEPT)]:
         del os.environ[name]
     if config.getoption("--no-ring"):
         os.environ["FLYT_RING"] = "0"

@@ -24,19 +24,21 @@ MAY_IMPORT: dict[str, set[str]] = {
     "shm": GROUND,
     "frontend": GROUND | {"rpc", "shm"},
     "backend": GROUND | {"rpc", "shm"},
+    "ipc": GROUND,
     **{face: GROUND | FACES | {"frontend"} for face in FACES},
     "bench": GROUND | FACES | {"rpc", "shm", "frontend"},
-    "cli": GROUND | FACES | {"rpc", "shm", "frontend", "backend", "testing", "bench"},
+    "cli": GROUND | FACES | {"rpc", "shm", "frontend", "backend", "testing", "bench", "ipc"},
     "testing": GROUND | FACES | {"rpc", "shm", "frontend", "backend"},
 }
 """Each room of the package and what it may import besides itself."""
 
 ONLY_IN = {
-    "cupy": "flyt/backend/devices/",
-    "msgpack": "flyt/rpc/",
-    "posix_ipc": "flyt/shm/",
+    "cupy": ("flyt/backend/devices/", "flyt/ipc/"),
+    "msgpack": ("flyt/rpc/", "flyt/ipc/"),
+    "posix_ipc": ("flyt/shm/",),
+    "torch": ("flyt/ipc/",),
 }
-"""Packages that one room has to itself."""
+"""Packages and the rooms that may use them."""
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 SOURCES = sorted(

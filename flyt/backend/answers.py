@@ -62,6 +62,8 @@ class Answers:
 
     def tell(self) -> None:
         """Tell all plain successes so far, in their order, a message for each unbroken row."""
+        if not self._done:
+            return
         done, self._done = self._done, []
         start = 0
         while start < len(done):
@@ -73,6 +75,7 @@ class Answers:
 
     def end(self, word: m.Result | m.Sticky) -> None:
         """Say the last word."""
+        self.tell()
         self.have_ended = True
         self._wire.last_word([m.REPLIES.encode(word)])
 

@@ -7,14 +7,14 @@ import dataclasses
 import logging
 import secrets
 import time
-from collections.abc import Callable
-from typing import Any, Protocol
 
 from flyt.backend.loop import EventLoop, Timer
 from flyt.backend.options import MAX_SESSIONS
 from flyt.backend.orders import Opened
 from flyt.backend.pool import WorkerPool
 from flyt.backend.principals import Principal, principal_of
+from flyt.backend.relay import Relay
+from flyt.backend.terms import Terms
 from flyt.backend.workers import (
     DEVICES_UNAVAILABLE,
     START_LIMIT,
@@ -23,7 +23,6 @@ from flyt.backend.workers import (
     session_address,
 )
 from flyt.errors import DeviceError, FlytError, HandshakeError, ProtocolError
-from flyt.rpc.connections import Peer
 from flyt.rpc.handshake import Feature, Offer, foreign_version, negotiate, offer, offer_of
 from flyt.rpc.messages import HELLOS, WELCOMES, AskStatus, Hello, Refused, StatusReport, Welcome
 from flyt.rpc.sockets import Full, Incoming, Listener
@@ -48,30 +47,6 @@ PROGRAM_LIMIT = 64
 
 TEXT_LIMIT = 4096
 """Characters that the protocol has for a reason."""
-
-
-class Terms(Protocol):
-    """What the daemon offers to every session."""
-
-    @property
-    def memory_limit(self) -> int:
-        """Bytes of device memory; 0 for no limit."""
-
-    @property
-    def sessions_per_user(self) -> int:
-        """How many sessions one principal may have."""
-
-    @property
-    def session_ports(self) -> str:
-        """TCP ports of session sockets: ``*`` or ``A-B``."""
-
-    def welcome(
-        self, opened: Opened, token: bytes, snapshot: dict[str, Any], features: frozenset[Feature]
-    ) -> Welcome:
-        """The words of welcome to a session that has its socket."""
-
-    def report(self, peer: Peer, then: Callable[[StatusReport | Refused], object]) -> None:
-        """Call ``then`` with the answer to AskStatus, at once or soon."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -108,6 +83,8 @@ class Handshakes:
     loop : EventLoop
     pool : WorkerPool
     terms : Terms
+    relay : Relay, optional
+        Carries the sessions of TCP clients, which then get no port of their own.
 
     Attributes
     ----------
@@ -115,10 +92,13 @@ class Handshakes:
         Messages that were no HELLO; they get no answer.
     """
 
-    def __init__(self, loop: EventLoop, pool: WorkerPool, terms: Terms) -> None:
+    def __init__(
+        self, loop: EventLoop, pool: WorkerPool, terms: Terms, relay: Relay | None = None
+    ) -> None:
         self._loop = loop
         self._pool = pool
         self._terms = terms
+        self._relay = relay
         self._pending: dict[tuple[int, int], _Pending] = {}
         self._staying: dict[tuple[int, int], tuple[WorkerProcess, int]] = {}
         """Clients that were welcomed and keep the connection until they have attached."""
@@ -133,9 +113,12 @@ class Handshakes:
             # Descriptors are used again: who has gone is settled before a newcomer is entered.
             for source in listener.gone():
                 self._gone((id(listener), source))
+                if self._relay is not None:
+                    self._relay.gone(listener, source)
             if incoming is None:
                 return
-            self._arrived(listener, incoming)
+            if self._relay is None or not self._relay.takes(listener, incoming):
+                self._arrived(listener, incoming)
 
     def waits(self, listener: Listener, source: int) -> bool:
         """Whether this connection is between HELLO and WELCOME."""
@@ -215,12 +198,15 @@ class Handshakes:
     def _open(self, pending: _Pending, worker: WorkerProcess) -> None:
         # Never 0, and nobody can guess whose turn is next.
         pending.session = secrets.randbelow((1 << 64) - 1) + 1
+        relay = self._relay_of(pending)
         record = SessionRecord(
             session=pending.session,
             pid=pending.hello.pid,
             program=pending.hello.program[:PROGRAM_LIMIT],
             address=session_address(
-                pending.listener.endpoint, self._terms.session_ports, pending.session
+                pending.listener.endpoint if relay is None else relay.endpoint,
+                self._terms.session_ports,
+                pending.session,
             ),
             since=time.time(),
         )
@@ -259,8 +245,14 @@ class Handshakes:
         )
         if not pending.answer(welcome):
             worker.end_session(opened.session, "the client went away before its WELCOME")
-        elif Feature.STAYS in pending.features:
+            return
+        if (relay := self._relay_of(pending)) is not None:
+            relay.expect(pending.token, worker.sessions[opened.session].address)
+        if Feature.STAYS in pending.features:
             self._staying[pending.key] = worker, opened.session
+
+    def _relay_of(self, pending: _Pending) -> Relay | None:
+        return self._relay if pending.listener.endpoint.scheme == "tcp" else None
 
     def worker_lost(self, worker: WorkerProcess, reason: str) -> None:
         """It has ended, or is about to: whoever waited for it gets its successor; not twice, and

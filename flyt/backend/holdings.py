@@ -29,14 +29,21 @@ Finished = Callable[[int], None]
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Watched:
-    """A mark that the session's thread asks for itself until ``until`` (`time.monotonic`), and who
-    is to hear that it is reached."""
+    """A mark that the session's thread asks for until ``until`` (`time.monotonic`), and then leaves
+    to the device to tell; and who is to hear that it is reached."""
 
     device: Device
     mark: Handle
     work: int
     finished: list[Finished]
     until: float
+    left: bool = False
+    code: int | None = None
+    """What the device told."""
+
+
+def _look_again() -> None:
+    """Only wakes the session's thread: `Holdings.look` does the rest, in the streams' order."""
 
 
 class Holdings:
@@ -62,7 +69,7 @@ class Holdings:
 
     def __init__(self, services: Services, call_soon: CallSoon, limit: int) -> None:
         self.blocks = BlockTable(limit)
-        self.streams = StreamTable(services.devices)
+        self.streams = StreamTable(services.devices, self.mark_before)
         self.aside: set[int] = set()
         """Blocks whose addresses the frontend could not reserve; kept until the end."""
         self.bounce: BounceBuffer | None = None
@@ -139,17 +146,25 @@ class Holdings:
         for stream in list(self._unmarked):
             self._mark(stream)
 
+    def mark_before(self, stream: SessionStream) -> None:
+        """Something long comes next on the stream: brief work must not share its mark."""
+        if stream in self._unmarked:
+            self._mark(stream)
+
     def _mark(self, stream: SessionStream) -> None:
-        finished = self._unmarked.pop(stream)
-        work = self._services.activity.enter()
-        try:
-            mark = stream.device.mark(stream.handle)
-        except DeviceError as exc:
-            self._arrived(work, finished, exc.code)
-            return
-        until = time.monotonic() + device_spin_seconds()
-        watched = _Watched(stream.device, mark, work, finished, until)
+        watched = _Watched(
+            device=stream.device,
+            mark=None,
+            work=self._services.activity.enter(),
+            finished=self._unmarked.pop(stream),
+            until=time.monotonic() + device_spin_seconds(),
+        )
         self._marks.setdefault(stream, collections.deque()).append(watched)
+        try:
+            watched.mark = stream.device.mark(stream.handle)
+        except DeviceError as exc:
+            watched.left = True
+            self._told(watched, exc.code)
 
     def look(self) -> bool:
         """Finish what is done; whether it is worth looking again at once.
@@ -157,47 +172,50 @@ class Holdings:
         For a while the session's thread asks the device itself, which spares three wake-ups of
         threads; what takes longer is left to the device's own notification.
         """
-        while self._look_once() and len(self._marks) > 1:
+        while self._marks and self._look_once() and len(self._marks) > 1:
             continue  # one stream waits for another: what it waited for is told no later than it
-        return bool(self._marks)
+        return any(not marks[0].left for marks in self._marks.values())
 
     def _look_once(self) -> bool:
         """One look at each stream; whether something was done."""
-        now, done = time.monotonic(), False
+        done = False
         for stream, marks in list(self._marks.items()):
-            while marks:  # those of one stream are reached in their order
-                watched = marks[0]
-                code = watched.device.reached(watched.mark)
-                if code is None and now < watched.until:
-                    break
-                marks.popleft()
-                if code is None:
-                    self._leave_to_device(watched)
-                    continue
+            while marks and (code := self._code(marks[0])) is not None:
                 done = True
-                self._services.activity.leave(watched.work)
-                for finished in watched.finished:
-                    finished(code)
+                self._finish(marks.popleft(), code)
             if not marks:
                 self._marks.pop(stream, None)
         return done
 
-    def _leave_to_device(self, watched: _Watched) -> None:
-        arrived = functools.partial(self._arrived, watched.work, watched.finished)
-        try:
-            watched.device.watch(watched.mark, arrived)
-        except DeviceError as exc:
-            arrived(exc.code)
+    def _code(self, watched: _Watched) -> int | None:
+        """The code of a mark that is the first of its stream; None while it is not reached."""
+        if watched.left:
+            return watched.code
+        code = watched.device.reached(watched.mark)
+        if code is None and time.monotonic() >= watched.until:
+            watched.left = True
+            try:
+                watched.device.watch(watched.mark, functools.partial(self._told, watched))
+            except DeviceError as exc:
+                return exc.code
+        return code
 
-    def _arrived(self, work: int, finished: list[Finished], code: int) -> None:
-        """From any thread: the device has told that a mark is reached."""
-        self._services.activity.leave(work)
+    def _told(self, watched: _Watched, code: int) -> None:
+        """From any thread: the device tells that a mark is reached."""
+        watched.code = code
+        self._call_soon(_look_again)
 
-        def run() -> None:
-            for one in finished:
-                one(code)
-
-        self._call_soon(run)
+    def _finish(self, watched: _Watched, code: int) -> None:
+        """Tell all who wait for a mark, also when one of them ends the session."""
+        self._services.activity.leave(watched.work)
+        first: Exception | None = None
+        for finished in watched.finished:
+            try:
+                finished(code)
+            except Exception as exc:  # noqa: BLE001 - raised again below, when all have heard
+                first = first or exc
+        if first is not None:
+            raise first
 
     def free(self, block: Block) -> list[SessionStream]:
         """Free a block behind all work of its device, as cudaFree does; returns the stream on

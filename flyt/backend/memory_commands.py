@@ -106,20 +106,26 @@ def _copy(
     """Put a copy between checked addresses on the command's stream."""
     streams = session.holdings.streams
     stream = streams.get(command.stream)
+    brief = command.size <= BRIEF_BYTES
+    if not brief:
+        session.holdings.mark_before(stream)
     handle = streams.use(stream)
     others = streams.across(stream, {block.device for block in blocks})
     stream.device.copy(destination, source, command.size, handle)
     streams.behind(others, stream)
     session.holdings.moved += command.size
-    session.complete(command.id, [stream], brief=command.size <= BRIEF_BYTES)
+    session.complete(command.id, [stream], brief=brief)
 
 
 def fill(session: Session, command: m.Memset, _: list[bytes]) -> None:
     session.holdings.blocks.find(command.address, command.size)
     streams = session.holdings.streams
     stream = streams.get(command.stream)
+    brief = command.size <= BRIEF_BYTES
+    if not brief:
+        session.holdings.mark_before(stream)
     stream.device.fill(command.address, command.value, command.size, streams.use(stream))
-    session.complete(command.id, [stream], brief=command.size <= BRIEF_BYTES)
+    session.complete(command.id, [stream], brief=brief)
 
 
 def push(session: Session, command: m.Push, payload: list[bytes]) -> None:

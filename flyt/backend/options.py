@@ -75,6 +75,8 @@ class Options:
         How long a worker whose user has no session any more waits for the next one.
     session_ports : str
         ``A-B`` for the sockets of TCP sessions, or ``*`` for any.
+    single_port : bool
+        Sessions of TCP clients go through the port of the endpoint.
     memory_limit : int
         Device memory per session; 0 for no limit.
     metrics : str or None
@@ -90,6 +92,7 @@ class Options:
     size: int | None = None
     page_size: int | None = None
     session_ports: str = "*"
+    single_port: bool = False
     isolation: str = "shared"
     max_workers: int = MAX_WORKERS
     sessions_per_user: int = SESSIONS_PER_USER
@@ -122,6 +125,8 @@ class Options:
             )
         if self.session_ports != "*":
             port_range(self.session_ports)
+        if self.single_port and not any(text.startswith("tcp:") for text in self.listen):
+            raise ConfigurationError("--single-port is for TCP: add --listen tcp://127.0.0.1:5555")
         if not self.listen:
             raise ConfigurationError("--listen: at least one endpoint is needed")
         for text in self.listen:

@@ -30,6 +30,12 @@ class Resting:
         On that socket.
     inbox : int
         Descriptor that has input when another thread wants something.
+
+    Attributes
+    ----------
+    has_slept : bool
+        Whether the inbox's descriptor may have ended a wait, and has to be read. Set to False by
+        who has done that.
     """
 
     def __init__(self, listener: Listener, wire: Wire, inbox: int) -> None:
@@ -41,6 +47,7 @@ class Resting:
         for source in (listener.pollables[1], inbox):
             self._deaf.register(source, zmq.POLLIN)
         self._until = 0.0
+        self.has_slept = False
 
     def stay(self) -> None:
         """A command was taken: stay awake a little longer."""
@@ -62,9 +69,11 @@ class Resting:
         if busy and wire.has_rings:
             wire.spin(GLANCE_SECONDS)
         elif busy or self._asks_socket():
+            self.has_slept = True
             self._all.poll(0)
         elif waiting or not wire.spin(linger_seconds()):
             if wire.fall_asleep():
+                self.has_slept = True
                 self._all.poll(patience_ms)
             wire.wake_up()
 
@@ -75,6 +84,7 @@ class Resting:
     def for_room(self, *, busy: bool) -> None:
         """Until a command that was put off can be taken, or the client has read its replies."""
         wire = self._wire
+        self.has_slept = True
         self._deaf.poll(0 if busy else FULL_MS if wire.is_full else None)
         wire.look_for_end()
         wire.push()

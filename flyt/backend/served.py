@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 import zlib
+from typing import Any
 
 from flyt.backend.options import Options
 from flyt.errors import RegionError
@@ -25,6 +26,15 @@ MAGIC_SIZE = 8
 
 MARGIN = 8
 """Without --size, one part in so many of the free space is left to others in /dev/shm."""
+
+NO_REGION: dict[str, Any] = {
+    "epoch": 0,
+    "region": "",
+    "region_size": 0,
+    "page_size": 0,
+    "lock_file": "",
+}
+"""What WELCOME says of the region to a session without one."""
 
 
 class ServedRegion:
@@ -83,6 +93,16 @@ class ServedRegion:
     def survives(self) -> bool:
         """Whether the region will be there after this daemon."""
         return self._keep or not self.region.created
+
+    def welcome(self) -> dict[str, Any]:
+        """What WELCOME says of it."""
+        return {
+            "epoch": self.epoch,
+            "region": self.region.path,
+            "region_size": self.region.size,
+            "page_size": self.geometry.page_size,
+            "lock_file": self.lock_file,
+        }
 
     def child_arguments(self) -> list[str]:
         """What tells a child about the region; `Region.fd` goes with it."""

@@ -121,9 +121,8 @@ class Session(threading.Thread):
             return
         wire = self._wire = Wire(listener, functools.partial(admits, self.order))
         answers = self._answers = Answers(wire)
-        endpoint = listener.endpoint
-        name = os.path.basename(endpoint.path)
-        self.services.tell(Opened(self.id, endpoint.port, name, ""))
+        where = listener.endpoint
+        self.services.tell(Opened(self.id, where.port, os.path.basename(where.path), ""))
         reason = "unknown"
         try:
             self._serve(listener, wire, answers)
@@ -148,18 +147,20 @@ class Session(threading.Thread):
         rest = Resting(listener, wire, self._inbox.fileno())
         while True:
             try:
+                self._again()
                 took = self._take_commands(wire, answers)
                 self.holdings.mark()
                 busy = self.holdings.look()
-                took = self._inbox.run() or took
-                self._again()
+                if self._inbox or rest.has_slept:
+                    rest.has_slept = False
+                    took = self._inbox.run() or took
                 answers.tell()
                 if wire.gone:
                     raise Ended("the client's connection ended")
-                if self._held is not None or wire.is_full:
-                    rest.for_room(busy=busy)
-                elif took:
+                if took:  # before any sleep: what ran may be why the device has to be asked again
                     rest.stay()
+                elif self._held is not None or wire.is_full:
+                    rest.for_room(busy=busy)
                 else:
                     waiting = self.holdings.waiting > 0
                     rest.for_command(busy=busy, waiting=waiting, patience_ms=self._patience_ms())
@@ -272,10 +273,8 @@ class Session(threading.Thread):
         *,
         brief: bool = False,
     ) -> None:
-        """Answer command ``number`` once the work put on these streams so far is done.
-
-        With ``brief`` it may be answered together with what follows it in the same turn.
-        """
+        """Answer command ``number`` once the work put on these streams so far is done; with
+        ``brief`` it may be answered together with what follows it in the same turn."""
 
         def done(code: int) -> None:
             if code:

@@ -45,6 +45,7 @@ def stream_wait(session: Session, command: m.StreamWait, _: list[bytes]) -> None
     streams = session.holdings.streams
     stream = streams.get(command.stream)
     event = streams.event(command.event)[1]
+    session.holdings.mark_before(stream)
     stream.device.wait_event(streams.use(stream), event)
     session.complete(command.id, [stream])
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from flyt.backend.devices.base import Device, Handle
 from flyt.errors import DeviceError, ProtocolError
@@ -52,10 +52,18 @@ class SessionStream:
 
 
 class StreamTable:
-    """Streams and events of one session, by the numbers that the frontend minted."""
+    """Streams and events of one session, by the numbers that the frontend minted.
 
-    def __init__(self, devices: list[Device]) -> None:
+    Parameters
+    ----------
+    devices : list of Device
+    before_wait : callable
+        Called with a stream that is about to wait for another's work.
+    """
+
+    def __init__(self, devices: list[Device], before_wait: Callable[[SessionStream], None]) -> None:
         self._devices = devices
+        self._before_wait = before_wait
         self._legacy: dict[int, SessionStream] = {}
         self._own: dict[int, SessionStream] = {}
         self._streams: dict[int, SessionStream] = {}
@@ -176,6 +184,7 @@ class StreamTable:
         stock = self._stock.setdefault(device.ordinal, [])
         event = stock.pop() if stock else device.create_event()
         device.record(event, other.handle)
+        self._before_wait(stream)
         stream.device.wait_event(stream.handle, event)
         stock.append(event)  # the wait has captured this record: it may be recorded again
 

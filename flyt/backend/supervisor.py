@@ -25,7 +25,8 @@ from flyt.backend.orders import Broken, Closed, Measured, Opened, Request, Retur
 from flyt.backend.pool import WorkerPool
 from flyt.backend.principals import is_own_user
 from flyt.backend.reclaim import Reclaimer
-from flyt.backend.served import ServedRegion
+from flyt.backend.relay import Relay
+from flyt.backend.served import NO_REGION, ServedRegion
 from flyt.backend.signals import StopSignals
 from flyt.backend.status import status_report
 from flyt.backend.survey import Figures, Survey
@@ -38,15 +39,6 @@ from flyt.rpc.messages import CREDITS, INLINE_CHUNK, Refused, StatusReport, Welc
 from flyt.rpc.sockets import Listener, open_context
 
 log = logging.getLogger(__name__)
-
-_NO_REGION: dict[str, Any] = {
-    "epoch": 0,
-    "region": "",
-    "region_size": 0,
-    "page_size": 0,
-    "lock_file": "",
-}
-"""What WELCOME says of the region to a session without one."""
 
 
 class _Stopped(Exception):
@@ -76,9 +68,12 @@ class Supervisor:
             limit=options.max_workers,
             idle_seconds=options.idle_worker,
         )
-        self._handshakes = Handshakes(self._loop, self._pool, self)
+        self._relay = Relay(self._loop, self._context) if options.single_port else None
+        self._handshakes = Handshakes(self._loop, self._pool, self, self._relay)
         self._survey = Survey(self._loop, self._pool)
-        self._visitors = Visitors(self._loop, lambda: self._doors or (), self._handshakes.waits)
+        self._visitors = Visitors(
+            self._loop, lambda: self._doors or (), self._handshakes.waits, self._relayed_bytes
+        )
         self._served: ServedRegion | None = None
         self._desk: FrameDesk | None = None
         self._doors: Doors | None = None
@@ -121,7 +116,12 @@ class Supervisor:
             reclaimer.start()
             self._loop.call_later(options.sweep, self._sweep)
         self._start_first_worker()
-        self._doors = Doors(self._context, options.listen, options.heartbeat_ms)
+        self._doors = Doors(
+            self._context,
+            options.listen,
+            options.heartbeat_ms,
+            relays=self._relay is not None,
+        )
         for listener in self._doors:
             self._watch(listener)
         if options.metrics is not None:
@@ -150,6 +150,9 @@ class Supervisor:
     def _serve(self, listener: Listener) -> None:
         self._handshakes.serve(listener)
         self._visitors.came(listener)
+
+    def _relayed_bytes(self) -> int:
+        return self._relay.most_bytes if self._relay is not None else 0
 
     def _announce(self, endpoints: list[str]) -> None:
         region = self._served.region.path if self._served is not None else ""
@@ -186,6 +189,8 @@ class Supervisor:
         if self._metrics is not None:
             self._metrics.close()
         self._handshakes.refuse_all("this backend is shutting down")
+        if self._relay is not None:
+            self._relay.close()
         if self._doors is not None:
             for listener in self._doors:
                 for source in listener.pollables:
@@ -293,16 +298,10 @@ class Supervisor:
         """The words of welcome."""
         served = self._served
         if served is None or Feature.REGION not in features or not served.is_whole():
-            shared = _NO_REGION
+            shared = NO_REGION
         else:
             served.mend()
-            shared = {
-                "epoch": served.epoch,
-                "region": served.region.path,
-                "region_size": served.region.size,
-                "page_size": served.geometry.page_size,
-                "lock_file": served.lock_file,
-            }
+            shared = served.welcome()
         return Welcome(
             session=opened.session,
             token=token,

@@ -36,6 +36,9 @@ HELLO_BYTES = 64 << 10
 HELLO_BACKLOG = 64
 """Messages of one visitor that may wait; it gets an answer to each before it needs another."""
 
+VISITOR_LIMITS = {"backlog": HELLO_BACKLOG, "unread": HELLO_BACKLOG, "largest": HELLO_BYTES}
+"""Of the `Listener` of a main endpoint that no session passes through."""
+
 _libc = ctypes.CDLL(None)
 
 
@@ -55,6 +58,8 @@ class Visitors:
         Those that are open.
     waiting : callable
         ``waiting(listener, descriptor)``: whether that connection waits for an answer of ours.
+    others : callable
+        Bytes that this process may hold for those who are visitors no more.
     """
 
     def __init__(
@@ -62,10 +67,12 @@ class Visitors:
         loop: EventLoop,
         listeners: Callable[[], Iterable[Listener]],
         waiting: Callable[[Listener, int], bool],
+        others: Callable[[], int] = lambda: 0,
     ) -> None:
         self._loop = loop
         self._listeners = listeners
         self._waiting = waiting
+        self._others = others
         self._looking = False
         self._base = 0
         self._cleared = False
@@ -91,7 +98,7 @@ class Visitors:
             self._cleared = False
             _libc.malloc_trim(0)
             self._base = resident_bytes()
-        elif resident_bytes() > self._base + ROOM:
+        elif resident_bytes() > self._base + ROOM + self._others():
             self._cleared = True
             self._make_room(listeners)
         self._loop.call_later(LOOK_SECONDS, self._look)

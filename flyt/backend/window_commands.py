@@ -65,9 +65,15 @@ def _detach(session: Session, command: m.Attach) -> None:
     """The client does not see our word in the control page: it goes on without a window."""
     window = _window(session)
     tables = [window.table(vpn) for vpn in window.segments]
-    release(session)
     table = tuple(run for one in tables if one is not None for run in one)
-    _return(session, table, lambda _: session.answer(command.id))
+    # From here on no copy may touch it, and what is under way ends before its frames are another's.
+    session.services.registry.drop(session.id)
+
+    def done(_: int) -> None:
+        release(session)
+        _return(session, table, lambda _: session.answer(command.id))
+
+    session.holdings.when_done(session.holdings.streams.all(), done)
 
 
 def _reserve(session: Session, command: m.Attach) -> Window | None:
@@ -109,8 +115,6 @@ def _map_and_prove(session: Session, command: m.Attach, window: Window) -> None:
 
         _return(session, command.table, returned)
         return
-    if command.ring:
-        session.use_rings(page)
     memory.store_word(page + layout.BACKEND_PROOF, session.proof)
     error = _map_registered(session, window, 1, staging)
     if error is not None:
@@ -118,6 +122,8 @@ def _map_and_prove(session: Session, command: m.Attach, window: Window) -> None:
         _return(session, command.table, lambda _: session.fail(command.id, error))
         return
     session.window = window
+    if command.ring:
+        session.use_rings(page)
     session.services.registry.bind(session.id, session.pid, window)
     session.attached = True
     session.answer(command.id, 0, [session.proof])

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import zmq
 
-from flyt.errors import ProtocolError
+from flyt.errors import ProtocolError, RegionError
 from flyt.rpc import messages as m
 from flyt.rpc.codec import MAX_MESSAGE_BYTES
 from flyt.rpc.patience import is_polite
@@ -208,13 +208,20 @@ class Wire:
                 if not self._room:
                     break
             entry, frames = self._unsent.popleft()
-            asleep = replies.write(entry) or asleep
+            asleep = self._written(replies, entry) or asleep
             self._room -= 1
             if frames:
                 self._send_in_turn(frames)
                 asleep = False
         if asleep:
             self._send([m.KICK])  # if it finds no room, the client has enough there to wake it
+
+    @staticmethod
+    def _written(replies: RingWriter, entry: bytes) -> bool:
+        try:
+            return replies.write(entry)
+        except RegionError as exc:
+            raise ProtocolError(f"the client's side of the control page: {exc}") from exc
 
     @staticmethod
     def _room_of(replies: RingWriter) -> int:

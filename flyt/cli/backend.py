@@ -60,6 +60,11 @@ def _size(context: click.Context, option: click.Parameter, value: str | None) ->
 )
 @click.option("--session-ports", default="*", metavar="A-B", help="TCP ports of sessions.")
 @click.option(
+    "--single-port",
+    is_flag=True,
+    help="Relay TCP sessions through the port of --listen, for NAT and guestfwd; slower.",
+)
+@click.option(
     "--isolation",
     type=click.Choice(ISOLATIONS),
     default="shared",

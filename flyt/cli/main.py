@@ -9,6 +9,7 @@ from flyt._version import __version__
 from flyt.cli.bench import bench
 from flyt.cli.demo import demo
 from flyt.cli.doctor import doctor
+from flyt.cli.ipc import ipc
 from flyt.cli.status import status
 
 
@@ -21,6 +22,7 @@ def main() -> None:
 main.add_command(bench)
 main.add_command(demo)
 main.add_command(doctor)
+main.add_command(ipc)
 main.add_command(status)
 
 if __name__ == "__main__":

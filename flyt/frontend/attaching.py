@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import NamedTuple
 
@@ -16,8 +17,9 @@ from flyt.frontend.window_memory import WindowMemory
 from flyt.rpc import messages as m
 from flyt.rpc.endpoints import Endpoint
 from flyt.rpc.handshake import Feature
-from flyt.shm import ring
+from flyt.shm import ivshmem, ring
 from flyt.shm.locks import FrameLocks
+from flyt.shm.region import Region
 from flyt.shm.runtime_dir import runtime_dir
 
 
@@ -46,9 +48,12 @@ def attach(
         Counts and warns of each fallback.
     """
     try:
-        memory = WindowMemory(
-            _region(settings, endpoint, welcome), welcome, _locks(endpoint, welcome)
-        )
+        region = _region(settings, endpoint, welcome)
+        with contextlib.ExitStack() as undo:
+            undo.callback(region.close)
+            locks = _locks(region, endpoint, welcome)
+            undo.pop_all()
+        memory = WindowMemory(region, welcome, locks)
         try:
             return Attached(memory, *_stage(memory, settings, welcome, connection, counts))
         except BaseException:
@@ -60,22 +65,28 @@ def attach(
     return Attached(None, None, None)
 
 
-def _region(settings: Settings, endpoint: Endpoint, welcome: m.Welcome) -> str:
-    """Path of the region in this process."""
+def _region(settings: Settings, endpoint: Endpoint, welcome: m.Welcome) -> Region:
+    """The region as this process sees it: a file on the backend's host, a PCI device in a guest."""
     if not welcome.region:
         raise RegionError("the backend serves without a region")
-    if not (settings.region or endpoint.is_loopback()):
+    chosen = settings.region
+    if not chosen and endpoint.is_loopback():
+        return Region.open(welcome.region)
+    if chosen and not chosen.startswith(ivshmem.SCHEME):
+        return Region.open(chosen)
+    if not chosen and not ivshmem.bars():
         raise RegionError(
-            f"{endpoint} is another host: set FLYT_REGION to the region's path on this one"
+            f"{endpoint} is another host, and this machine has no ivshmem device: add one "
+            "(docs/deploy-vm.md), or set FLYT_REGION to the region's path here"
         )
-    return settings.region or welcome.region
+    return ivshmem.open_bar(ivshmem.find(chosen or ivshmem.SCHEME, welcome.region_size))
 
 
-def _locks(endpoint: Endpoint, welcome: m.Welcome) -> FrameLocks:
+def _locks(region: Region, endpoint: Endpoint, welcome: m.Welcome) -> FrameLocks:
     """The lock file that all processes which map this region share. On the backend's host it is the
     backend's; a guest has one of its own for all its processes."""
     mine = os.path.join(runtime_dir(), os.path.basename(welcome.lock_file))
-    if not endpoint.is_loopback():
+    if region.path.startswith(ivshmem.SCHEME) or not endpoint.is_loopback():
         return FrameLocks(mine)
     # In a container the runtime folder may be mounted elsewhere.
     path = welcome.lock_file if os.path.exists(welcome.lock_file) else mine

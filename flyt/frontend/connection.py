@@ -6,7 +6,6 @@ One lock covers tables and sending; nobody holds it while waiting (`flyt.fronten
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import time
@@ -120,7 +119,7 @@ class Connection:
         while True:
             with self.lock:
                 self._check()
-                if self._sent - self._taken < self._credits:
+                if self.has_credit():
                     pending = self._made(make, size, pages)
                     pending.finish, pending.posted = finish, posted
                     if stream is not None:
@@ -131,11 +130,15 @@ class Connection:
                         sent.append(pending)
                     self._send(pending, payload)
                     return pending
-                mark = self._taken
-            self._wait(functools.partial(self._moved, mark), None)
+            self.wait_for_credit()
 
-    def _moved(self, mark: int) -> bool:
-        return self._taken != mark
+    def has_credit(self) -> bool:
+        """Under the lock: whether `submit` will send at once."""
+        return self._sent - self._taken < self._credits
+
+    def wait_for_credit(self) -> None:
+        """Return when the backend has taken a command, unless there is a credit already."""
+        self._wait(self.has_credit, None)
 
     def _made(
         self, make: Callable[[int], Command], size: int = 0, pages: tuple[int, int] = (0, 0)
@@ -152,16 +155,24 @@ class Connection:
         if not len(self.inflight):
             self._heard = time.monotonic()  # an idle session's silence means nothing
         self.inflight.add(pending)
-        if not self._wire.send(frames):
+        self._sent += 1
+        before = self._wire.published
+        try:
+            sent = self._wire.send(frames)
+        except KeyboardInterrupt:  # by another thread's signal, which the lock does not hold back
+            if self._wire.published == before:
+                self.inflight.succeed(pending.id)
+            raise
+        if not sent:
             self._drain()
             self._lose(DEVICES_UNAVAILABLE, "the connection to the backend ended")
             self._check()
-        self._sent += 1
         if pending.posted:
             self.posts += 1
         else:
             self.calls += 1
-        self._drain()  # a send may swallow the wake-up of what has come meanwhile
+        if self._wire.wants_a_look():
+            self._drain()
 
     def call(self, make: Callable[[int], Command], **details: Any) -> Pending:
         """Send a command and wait for its answer.
@@ -192,10 +203,8 @@ class Connection:
 
         Raises
         ------
-        Lost
-            The session ended first.
-        CommandTimeout
-            The backend is connected but its session thread does not answer.
+        Lost, CommandTimeout
+            The session ended first, or the backend is connected but its thread does not answer.
         """
         self._wait(lambda: pending.done, pending)
         if pending.ended and self.lost is not None:
@@ -291,6 +300,7 @@ class Connection:
         if self.lost is None:
             self.lost = Lost(code, f"{reason} ({self.inflight.describe()})")
             self.inflight.fail_all(code, str(self.lost))
+            self._room.stir()
 
     def _check(self) -> None:
         if self.lost is not None:
@@ -299,12 +309,7 @@ class Connection:
     # --- the rest ---
 
     def refresh(self) -> None:
-        """Take note of all answers that have come, and of the session's end.
-
-        Raises
-        ------
-        Lost
-        """
+        """Take note of all answers that have come; raises Lost when the session has ended."""
         with self.lock:
             self._drain()
             self._check()
@@ -334,6 +339,8 @@ class Connection:
 
     def forget_in_child(self) -> None:
         """After a fork, in the child: let go of the parent's connection without touching it."""
+        if self._closed:  # its descriptors are closed, and their numbers another file's by now
+            return
         self._closed = True
         self.lock = ShieldedLock()  # another thread of the parent may have held it
         self._wire.close_in_child()

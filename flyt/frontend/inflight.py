@@ -93,10 +93,8 @@ class InflightTable:
         return pending
 
     def succeed(self, number: int) -> None:
-        """Take a command out that has nothing to say but success."""
-        pending = self._pending.pop(number, None)
-        if pending is not None:
-            self._settle(pending, status=0, text="")
+        """Take a command out that has nothing to say but success, or that was never sent."""
+        self.answer(number, status=0, text="")
 
     def fail_all(self, status: int, text: str) -> list[Pending]:
         """Every command ends with this status: the session is lost."""

@@ -4,6 +4,10 @@
 Python runs signal handlers on the main thread between any two steps. A KeyboardInterrupt between
 sending a command and noting it would leave a table that is wrong. Signals that come while the lock
 is held are delivered when it is given back: `with` then raises at its end, with all tables whole.
+
+The mask is the main thread's. A signal that the kernel gives to another thread meanwhile is raised
+in the main thread all the same, so what is done inside comes in an order in which a tear costs
+little: the rings' positions move in the library, within one call (`flyt.shm.ring`).
 """
 
 from __future__ import annotations
@@ -55,6 +59,7 @@ class ShieldedLock:
         self._lock = threading.RLock()
         self._main = threading.main_thread().ident
         self._depth = 0  # of the main thread
+        self._masked = False
         self._mask = ctypes.create_string_buffer(_SIGSET_BYTES)
         self.reading = self._lock
         """The lock alone, for those who change nothing: they may be interrupted."""
@@ -64,11 +69,16 @@ class ShieldedLock:
             self._lock.acquire()
             return
         if not self._depth:
-            _sigmask(_BLOCK, _SHIELD, self._mask)
+            before = self._mask
+            if not self._masked:  # else an interrupt tore the last leaving: `before` still holds
+                _sigmask(_BLOCK, None, before)
+            self._masked = True
             try:
+                _sigmask(_BLOCK, _SHIELD, None)
                 _run_handlers()  # what has come already is raised here, before anything is touched
             except BaseException:
-                _sigmask(_SETMASK, self._mask, None)
+                _sigmask(_SETMASK, before, None)
+                self._masked = False
                 raise
         self._depth += 1
         self._lock.acquire()
@@ -85,3 +95,4 @@ class ShieldedLock:
         self._depth -= 1
         if not self._depth:
             _sigmask(_SETMASK, self._mask, None)
+            self._masked = False

@@ -8,10 +8,7 @@ answered. Places are given out one behind the other and come back in that order.
 from __future__ import annotations
 
 import collections
-import threading
-import time
 
-from flyt.frontend.connection import Connection
 from flyt.frontend.inflight import Pending
 from flyt.frontend.staging import Slot
 
@@ -27,28 +24,9 @@ SHARE_OF_STAGING = 8
 _ALIGNMENT = 64
 """A cache line: two copies in flight share none."""
 
-_HANDOVER_SECONDS = 0.001
-"""How long another thread may take between a place and its command."""
-
-
-class Ticket:
-    """A place in the ring. It is free again when `pending` is answered, or at once if `dropped`."""
-
-    __slots__ = ("dropped", "end", "pending", "slot")
-
-    def __init__(self, slot: Slot, end: int) -> None:
-        self.slot = slot
-        self.end = end
-        self.pending: Pending | None = None
-        self.dropped = False
-
-    @property
-    def is_over(self) -> bool:
-        return self.dropped or (self.pending is not None and self.pending.done)
-
 
 class StagingRing:
-    """Bytes of the window that small copies pass through.
+    """Bytes of the window that small copies pass through. Guarded by the connection's lock.
 
     Parameters
     ----------
@@ -67,44 +45,29 @@ class StagingRing:
         self._index = index
         self._length = length
         self._head = self._tail = 0  # positions count on for ever; a place is position % length
-        self._tickets: collections.deque[Ticket] = collections.deque()
-        self._lock = threading.Lock()
+        self._held: collections.deque[tuple[Pending, int]] = collections.deque()
 
-    def take(self, connection: Connection, size: int) -> Ticket:
-        """A place of ``size`` <= `largest` bytes, waiting for the oldest command that holds one.
-
-        Raises
-        ------
-        SessionLost
-            The session ended meanwhile.
-        """
-        while True:
-            with self._lock:
-                ticket = self._try(size)
-                if ticket is not None:
-                    return ticket
-                oldest = self._tickets[0].pending
-            if oldest is not None:
-                connection.wait(oldest)
-            else:  # another thread is about to send it
-                time.sleep(_HANDOVER_SECONDS)  # bounded by that thread, or by the session's end
-                connection.refresh()
-
-    def _try(self, size: int) -> Ticket | None:
-        tickets = self._tickets
-        while tickets and tickets[0].is_over:
-            self._tail = tickets.popleft().end
-        if not tickets:
+    def place(self, size: int) -> Slot | None:
+        """Where the next ``size`` <= `largest` bytes go; None while `oldest` holds that place."""
+        held = self._held
+        while held and held[0][0].done:
+            self._tail = held.popleft()[1]
+        if not held:
             self._tail = self._head
-        start = self._head
-        place = start % self._length
-        if place + size > self._length:  # not across the end
-            start += self._length - place
-            place = 0
-        end = start + -(-size // _ALIGNMENT) * _ALIGNMENT
-        if end - self._tail > self._length:
+        at = self._head % self._length
+        if at + size > self._length:  # not across the end
+            self._head += self._length - at
+            at = 0
+        if self._head + size - self._tail > self._length:
             return None
-        self._head = end
-        ticket = Ticket(Slot(self._base + place, self._index + place), end)
-        tickets.append(ticket)
-        return ticket
+        return Slot(self._base + at, self._index + at)
+
+    def hold(self, pending: Pending, size: int) -> None:
+        """The last `place` is in the hands of a command, until it is answered."""
+        self._head += -(-size // _ALIGNMENT) * _ALIGNMENT
+        self._held.append((pending, self._head))
+
+    @property
+    def oldest(self) -> Pending | None:
+        """The command whose answer frees the next place."""
+        return self._held[0][0] if self._held else None

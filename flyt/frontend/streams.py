@@ -84,7 +84,8 @@ class StreamTable:
         """The stream that a special handle means on a device: None for an ordinary handle, and for
         a thread's own default stream that has not been made yet."""
         if handle in (LEGACY, LEGACY_EXPLICIT):
-            return self._legacy.setdefault(device, Stream(device, device))
+            legacy = self._legacy.get(device)
+            return legacy or self._legacy.setdefault(device, Stream(device, device))
         return self._per_thread.get((threading.get_ident(), device))
 
     def set_per_thread(self, stream: Stream) -> None:

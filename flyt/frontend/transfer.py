@@ -83,23 +83,27 @@ class StagedWay:
         self._statistics.add("staged_h2d_bytes", size)
 
     def _small_to_device(self, destination: int, source: int, size: int, stream: Stream) -> None:
-        ticket, sent = self._ring.take(self._connection, size), list[Pending]()
-        try:
-            memory.copy(ticket.slot.address, source, size)
-            ticket.pending = self._connection.submit(
-                _copy_in(destination, ticket.slot.at, size, self._pid, stream),
-                size=size,
-                pages=(ticket.slot.at, size),
-                posted=True,
-                stream=stream,
-                sent=sent,
-            )
-        except BaseException:
-            if sent:
-                ticket.pending = sent[0]
+        """Place, bytes and command under one lock: an interrupt finds all of them or none."""
+        connection, ring = self._connection, self._ring
+        while True:
+            with connection.lock:
+                slot = ring.place(size) if connection.has_credit() else None
+                if slot is not None:
+                    memory.copy(slot.address, source, size)
+                    pending = connection.submit(
+                        _copy_in(destination, slot.at, size, self._pid, stream),
+                        size=size,
+                        pages=(slot.at, size),
+                        posted=True,
+                        stream=stream,
+                    )
+                    ring.hold(pending, size)
+                    break
+                oldest = ring.oldest if connection.has_credit() else None
+            if oldest is not None:
+                connection.wait(oldest)
             else:
-                ticket.dropped = True
-            raise
+                connection.wait_for_credit()
         self._statistics.add("staged_h2d_bytes", size)
 
     def to_host(self, destination: int, source: int, size: int, stream: Stream) -> None:

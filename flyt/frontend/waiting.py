@@ -7,6 +7,7 @@ somebody always leads. Nobody holds the connection's lock while it polls or slee
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import threading
@@ -56,6 +57,8 @@ class WaitingRoom:
         self._drain = drain
         self._leading = False
         self._closed = False
+        self._stirred = False
+        self._has_followers = False  # since ever: most programs have one thread
         self._left = threading.Event()
         self._left.set()
         self._wire = wire
@@ -82,26 +85,41 @@ class WaitingRoom:
                 if self._look(ready):
                     self._hand_over()  # an heir may find its own answer before it leads
                     return True
-                leads = not self._leading
-                if leads:
-                    self._leading = True
-                    self._left.clear()
-                elif pending is not None and pending.event is None:
+                leads = self._takes_the_lead()
+                if not leads and pending is not None and pending.event is None:
                     pending.event = threading.Event()
+                    self._has_followers = True
             if leads:
                 self._listen()
             elif pending is not None and (event := pending.event) is not None:
                 self._follow(pending, event)
             else:
                 time.sleep(0.001)  # out of credits while another thread leads: it drains for us
-        finally:
-            if leads:
+            if not leads:
+                return False
+            with self._lock:
                 self._step_down()
-        return False
+                leads = False
+                return not self._closed and ready()
+        except BaseException:  # KeyboardInterrupt: the others need a leader all the same
+            while leads:
+                with contextlib.suppress(KeyboardInterrupt), self._lock:
+                    self._step_down()
+                    leads = False
+            raise
+
+    def _takes_the_lead(self) -> bool:
+        """Under the lock."""
+        if self._leading:
+            return False
+        self._leading = True
+        self._left.clear()
+        return True
 
     def stir(self) -> None:
         """Under the lock, by whoever read answers: one may be the leader's own."""
-        if self._leading:
+        if self._leading and not self._stirred:
+            self._stirred = True
             os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
@@ -148,24 +166,22 @@ class WaitingRoom:
         return False
 
     def _step_down(self) -> None:
-        with self._lock:
-            self._leading = False
-            self._left.set()
-            if self._closed:
-                os.close(self._wake)
-                return
-            self._clear()
-            self._drain()
-            self._hand_over()
-
-    def _clear(self) -> None:
-        try:
-            os.eventfd_read(self._wake)
-        except BlockingIOError:
+        """Under the lock."""
+        self._leading = False
+        self._left.set()
+        if self._closed:
+            os.close(self._wake)
             return
+        if self._stirred:
+            self._stirred = False
+            os.eventfd_read(self._wake)
+        self._drain()
+        self._hand_over()
 
     def _hand_over(self) -> None:
         """Wake one that waits, if nobody leads. Under the lock, by whoever leaves."""
-        heir = None if self._leading else self._inflight.waiting()
+        if self._leading or not self._has_followers:
+            return
+        heir = self._inflight.waiting()
         if heir is not None and heir.event is not None:
             heir.event.set()

@@ -45,8 +45,8 @@ class WindowMemory:
 
     Parameters
     ----------
-    path : str
-        The region as this process finds it.
+    region : Region
+        As this process finds it; closed with this object.
     welcome : Welcome
         Names the session, the epoch and the lock file.
     locks : FrameLocks
@@ -55,16 +55,16 @@ class WindowMemory:
     Raises
     ------
     RegionError
-        The region is missing, unsound, or not the one with the backend's epoch.
+        The region is unsound, or not the one with the backend's epoch.
     """
 
-    def __init__(self, path: str, welcome: m.Welcome, locks: FrameLocks) -> None:
+    def __init__(self, region: Region, welcome: m.Welcome, locks: FrameLocks) -> None:
         self._locks = locks
+        self._region = region
         with contextlib.ExitStack() as undo:
             undo.callback(locks.close)
-            self._region = Region.open(path)
-            undo.callback(self._region.close)
-            self._table = FrameTable(self._region.fd, self._region.size)
+            undo.callback(region.close)
+            self._table = FrameTable(region.control_fd, region.size)
             undo.callback(self._table.close)
             self._check_epoch(welcome.epoch)
             undo.pop_all()
@@ -82,7 +82,8 @@ class WindowMemory:
         if found != wanted:
             raise NotShared(
                 f"the region {self._region.path} has epoch {found:016x}, the backend's has "
-                f"{wanted:016x}: FLYT_REGION names another region"
+                f"{wanted:016x}: it is another backend's region (FLYT_REGION, or QEMU's "
+                "memory-backend-file), or memory that the two sides don't share"
             )
 
     # --- attach ---
@@ -175,7 +176,13 @@ class WindowMemory:
         for _ in range(TRIES):
             base = pick_base(reserve, self._random)
             try:
-                return Window.reserve_at(self._region.fd, self.geometry, base, reserve)
+                return Window.reserve_at(
+                    self._region.fd,
+                    self.geometry,
+                    base,
+                    reserve,
+                    control_fd=self._region.control_fd,
+                )
             except AddressTaken:
                 continue
         raise RegionError(

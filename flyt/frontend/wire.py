@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import zmq
 
+from flyt.errors import RegionError
 from flyt.rpc import messages as m
 from flyt.rpc.endpoints import Endpoint
 from flyt.rpc.patience import is_polite, spin_seconds
@@ -25,6 +26,9 @@ from flyt.shm.ring import RingDamaged, RingReader, RingWriter
 LOOK_SECONDS = 0.001
 """How often a side that reads a ring looks at the connection too: five times the cost of a look at
 the ring, and nothing urgent comes that way."""
+
+SENDS_A_LOOK = 8
+"""Commands between two looks for replies, of which the ring holds 128."""
 
 END_SECONDS = 1.0
 """How long after its control page was wiped a session's end may take to be heard of."""
@@ -53,11 +57,17 @@ class Wire:
         self._held: list[bytes] | None = None
         self._announced = False
         self._look_at = 0.0
+        self._sends = 0
         self._damaged_at = 0.0
 
     def use_rings(self, native: Native, control_page: int) -> None:
         """From now on; the backend knows it from ATTACH."""
         self._commands, self._replies = ring.frontend_rings(native, control_page)
+
+    @property
+    def published(self) -> int:
+        """Commands in the ring so far: whether an interrupted `send` has happened."""
+        return 0 if self._commands is None else self._commands.written
 
     @property
     def lost(self) -> str | None:
@@ -74,7 +84,11 @@ class Wire:
             return self._dialer.send(frames)
         first = frames[0]
         fits = len(frames) == 1 and len(first) <= ring.LARGEST
-        asleep = commands.write(bytes(first) if fits else ring.ELSEWHERE)
+        try:
+            asleep = commands.write(bytes(first) if fits else ring.ELSEWHERE)
+        except RegionError as exc:
+            self._dialer.lost = self._dialer.lost or f"{self.endpoint}: {exc}"
+            return False
         if not fits:
             return self._by_dialer(frames)
         return self._by_dialer([m.KICK]) if asleep else self._dialer.lost is None
@@ -88,6 +102,12 @@ class Wire:
     def _by_dialer(self, frames: Sequence[Payload]) -> bool:
         self._look_at = 0.0  # a send may swallow the wake-up of what has come meanwhile
         return self._dialer.send(frames)
+
+    def wants_a_look(self) -> bool:
+        """Whether to `receive` after a send: by the connection each, as a send may swallow the
+        wake-up of what has come meanwhile; by the ring now and then, so that it never fills up."""
+        self._sends += 1
+        return self._commands is None or not self._look_at or self._sends % SENDS_A_LOOK == 0
 
     # --- in ---
 
@@ -106,6 +126,7 @@ class Wire:
                 return self._wiped()
             if entry is None:
                 return self._take_held()
+            self._damaged_at = 0.0  # the writer has repaired it
             if entry != ring.ELSEWHERE:
                 return [entry]
             self._announced = True
@@ -147,7 +168,7 @@ class Wire:
     def spin(self) -> bool | None:
         """Wait briefly for a reply, without the lock: whether one came; None without rings."""
         replies = self._replies
-        if replies is None or self._damaged_at:
+        if replies is None or self._damaged_at or self._announced:
             return None
         return replies.wait(spin_seconds(), polite=is_polite())
 

@@ -56,7 +56,8 @@ class Connections:
         self._heard[descriptor] = time.monotonic()
 
     def ended(self, descriptor: int) -> None:
-        """libzmq closed it."""
+        """libzmq closed it, or it is nobody's business here any more: it is not counted, timed or
+        cut from now on."""
         self._heard.pop(descriptor, None)
         self._inodes.pop(descriptor, None)
 

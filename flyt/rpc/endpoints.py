@@ -58,10 +58,10 @@ class Endpoint:
         """Where a WELCOME's session socket is, seen from this dialled endpoint.
 
         Only the port or file name comes from the backend: behind NAT or in a container the
-        client knows better than the backend how to reach it.
+        client knows better than the backend how to reach it. Port 0 is the one that was dialled.
         """
         if self.scheme == "tcp":
-            return dataclasses.replace(self, port=port)
+            return dataclasses.replace(self, port=port or self.port)
         return Endpoint(
             "ipc", path=os.path.join(os.path.dirname(self.path), os.path.basename(path))
         )

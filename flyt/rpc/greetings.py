@@ -24,7 +24,8 @@ class Welcome:
     session: U64
     token: Token
     port: U32
-    """TCP port of the session socket on the host that was dialled; 0 for ipc."""
+    """TCP port of the session socket on the host that was dialled; 0: the one that was dialled
+    (the daemon relays), or ipc."""
     path: Text
     """File name of the session socket, in the folder of the ipc endpoint that was dialled."""
     epoch: U64

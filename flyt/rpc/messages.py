@@ -339,8 +339,9 @@ REPLIES = Vocabulary("the backend", REPLY_CODES)
 FIRST_STREAM = 256
 """Numbers below name the legacy default stream of the device with that ordinal."""
 
-CREDITS = 256
-"""Commands a client may have on their way and not yet taken: bounds what one client can queue."""
+CREDITS = 224
+"""Commands a client may have on their way and not yet taken: bounds what one client can queue.
+Fewer than the places of a ring: a ping costs none."""
 
 INLINE_CHUNK = 1 << 20
 """Bytes of one inline payload; below it per-message costs show, above it latency of others."""

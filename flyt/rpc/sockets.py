@@ -11,14 +11,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from flyt.errors import ConfigurationError
 from flyt.rpc.connections import Connections, Peer, inode_of
 from flyt.rpc.endpoints import Endpoint, port_range
+from flyt.rpc.monitored import Monitored
 
 LARGEST_MESSAGE = 16 << 20
 """No frame is larger: inline chunks are 1 MiB, page tables smaller. Longer ones end it all."""
@@ -72,45 +72,6 @@ def _prepare(socket: zmq.Socket[bytes], heartbeat_ms: int, largest: int = LARGES
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, heartbeat_ms)
 
 
-class _Frames:
-    """Reads whole messages without blocking, and loses none to a Ctrl-C between two frames."""
-
-    def __init__(self, socket: zmq.Socket[bytes]) -> None:
-        self._socket = socket
-        self._parts: list[bytes] = []
-
-    def next(self) -> list[bytes] | None:
-        parts, socket = self._parts, self._socket
-        while not parts or socket.getsockopt(zmq.RCVMORE):
-            if not int(socket.get(zmq.EVENTS)) & zmq.POLLIN:
-                return None
-            # `map` hands the frame over in the same step that takes it off the socket.
-            parts.extend(map(socket.recv, (zmq.NOBLOCK,)))
-        self._parts = []
-        return parts
-
-
-class _Monitored:
-    """A socket and its monitor, both read without blocking."""
-
-    def __init__(self, socket: zmq.Socket[bytes], events: int) -> None:
-        self.socket = socket
-        self.messages = _Frames(socket)
-        self.monitor: zmq.Socket[bytes] = socket.get_monitor_socket(events)
-        self._reports = _Frames(self.monitor)
-
-    def events(self) -> Iterator[tuple[int, int]]:
-        """(event, value) pairs that came since the last call."""
-        while (frames := self._reports.next()) is not None:
-            message = parse_monitor_message(frames)
-            yield int(message["event"]), int(message["value"])
-
-    def close(self) -> None:
-        self.socket.disable_monitor()
-        self.monitor.close(0)
-        self.socket.close()
-
-
 class Listener:
     """A bound ROUTER.
 
@@ -151,7 +112,7 @@ class Listener:
         socket.setsockopt(zmq.SNDHWM, unread)
         # Else what a gone peer, or one beyond its mark, was to get vanishes silently.
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._wire = _Monitored(socket, int(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED))
+        self._wire = Monitored(socket, int(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED))
         self.connections = Connections()
         try:
             self.endpoint = _bind(socket, address)
@@ -260,6 +221,16 @@ _ENDS = {
 class Dialer:
     """A DEALER that is connected once and never again.
 
+    Parameters
+    ----------
+    context
+        From `open_context`.
+    endpoint : Endpoint
+    heartbeat_ms : int
+        A peer silent for this long counts as gone; 0 never.
+    backlog, unsent : int
+        Messages that may wait to be received here, and to be sent; 0: no limit.
+
     Attributes
     ----------
     descriptor : int
@@ -269,12 +240,19 @@ class Dialer:
     """
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: Endpoint, *, heartbeat_ms: int = 0
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: Endpoint,
+        *,
+        heartbeat_ms: int = 0,
+        backlog: int = 0,
+        unsent: int = 0,
     ) -> None:
         socket = context.socket(zmq.DEALER)
         _prepare(socket, heartbeat_ms)
-        socket.setsockopt(zmq.RCVHWM, 0)
-        self._wire = _Monitored(socket, int(zmq.EVENT_CONNECTED) | sum(_ENDS))
+        socket.setsockopt(zmq.RCVHWM, backlog)
+        socket.setsockopt(zmq.SNDHWM, unsent)
+        self._wire = Monitored(socket, int(zmq.EVENT_CONNECTED) | sum(_ENDS))
         self.endpoint = endpoint
         self.descriptor = -1
         self.lost: str | None = None
@@ -284,6 +262,11 @@ class Dialer:
         except zmq.ZMQError as exc:
             self._wire.close()
             raise ConfigurationError(f"can't dial {endpoint}: {exc}") from exc
+
+    @property
+    def pollables(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+        """Sockets whose POLLIN means that `receive` or `check` has something."""
+        return self._wire.socket, self._wire.monitor
 
     def filenos(self) -> tuple[int, int]:
         """Descriptors to poll for input. Edge-triggered: after a wake-up *and after each send*
@@ -323,7 +306,8 @@ class Dialer:
         return _ENDS.get(event, "the connection ended")
 
     def send(self, frames: Sequence[Payload]) -> bool:
-        """Hand a message over; False when the connection is gone. Never waits."""
+        """Hand a message over; False when the connection is gone or its limit reached. Never
+        waits."""
         if self.lost is not None:  # libzmq would queue it for a connection that never comes
             return False
         try:

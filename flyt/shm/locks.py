@@ -9,6 +9,7 @@ locks would live on in its child.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import struct
@@ -59,8 +60,8 @@ class FrameLocks:
             flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
             if epoch is None:
                 self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                flags |= os.O_CREAT
-            self._fd = os.open(self.path, flags, 0o600)
+                _make(self.path)
+            self._fd = os.open(self.path, flags)
             mark = os.pread(self._fd, _MARK.size, 0)
         except OSError as exc:
             raise RegionError(
@@ -131,6 +132,17 @@ class FrameLocks:
         self._fd = -1
         self._held = set()
         self._mutex = threading.Lock()  # Another thread of the parent may have held the old one.
+
+
+def _make(path: Path) -> None:
+    """Make a guest's lock file, if it is not there. The folder tells which users share it: its own,
+    or, where its group may write, that group's."""
+    with contextlib.suppress(FileExistsError):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.fchmod(fd, path.parent.stat().st_mode & 0o660)
+        finally:
+            os.close(fd)
 
 
 def _range(first: int, count: int) -> range:

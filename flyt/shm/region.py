@@ -134,12 +134,15 @@ def _check_adoptable(region: Region) -> None:
 
 
 class Region:
-    """An open region. It owns ``fd`` (close-on-exec) and maps nothing.
+    """An open region. It owns its descriptors (close-on-exec) and maps nothing.
 
     Attributes
     ----------
     fd : int
-        -1 once closed.
+        Maps page frames with payload; -1 once closed.
+    control_fd : int
+        Maps what both sides race on: superblock, page table, control pages. The same as ``fd``
+        but for a PCI device (`flyt.shm.ivshmem`).
     path : str
         Absolute.
     size : int
@@ -148,8 +151,11 @@ class Region:
         Whether this object made the file, so that `unlink` may remove it.
     """
 
-    def __init__(self, fd: int, path: str, size: int, created: bool) -> None:
+    def __init__(
+        self, fd: int, path: str, size: int, created: bool, *, control_fd: int | None = None
+    ) -> None:
         self.fd = fd
+        self.control_fd = fd if control_fd is None else control_fd
         self.path = path
         self.size = size
         self.created = created
@@ -292,7 +298,7 @@ class Region:
 
     def close(self) -> None:
         """Close the descriptors. May be called again. Mappings stay."""
-        for fd in (self._lock_fd, self.fd):
+        for fd in {self._lock_fd, self.fd, self.control_fd}:
             if fd >= 0:
                 os.close(fd)
-        self._lock_fd = self.fd = -1
+        self._lock_fd = self.fd = self.control_fd = -1

@@ -2,8 +2,9 @@
 """Rings of short messages in a session's control page: commands one way, replies the other.
 
 The control page is shared with a process that may be hostile or dead. Positions are kept in private
-memory; a message is copied out before it is looked at; words that can't be are `RingDamaged`. A
-message too long for its place travels by ZeroMQ, and an empty entry keeps its place in the order.
+memory, and move in the same call as the message, so that an interrupt (Ctrl-C) tears nothing. A
+message is copied out before it is looked at; words that can't be are `RingDamaged`. A message too
+long for its place travels by ZeroMQ, and an empty entry keeps its place in the order.
 
 Uses the compiled library: Python has no store with release order, and no fence.
 """
@@ -23,7 +24,7 @@ LARGEST = layout.RING_ENTRY - 4
 ELSEWHERE = b""
 """The entry of a message that comes by ZeroMQ."""
 
-_EMPTY = -1
+_EMPTY, _FULL = -1, -3
 
 
 def usable() -> Native | None:
@@ -35,12 +36,17 @@ class RingDamaged(RegionError):
     """The words of a ring contradict each other: the other side, or a neighbour, overwrote them."""
 
 
+class RingFull(RegionError):
+    """The other side has not read for so long that no place is left."""
+
+
 class _End:
     def __init__(self, native: Native, address: int, places: int) -> None:
         self._native = native
         self._address = address
         self._places = places
-        self._position = 0
+        self._position = ctypes.c_uint64(0)
+        """Moved by the library, in the call that moves a message."""
 
     def _damaged(self) -> RingDamaged:
         return RingDamaged(f"the ring at {self._address:#x} of the control page is damaged")
@@ -52,6 +58,11 @@ class RingWriter(_End):
     def __init__(self, native: Native, address: int, places: int) -> None:
         super().__init__(native, address, places)
         self._woken = 0
+
+    @property
+    def written(self) -> int:
+        """Messages published so far."""
+        return int(self._position.value)
 
     def room(self) -> int:
         """How many messages fit now.
@@ -66,7 +77,12 @@ class RingWriter(_End):
         return room
 
     def write(self, message: bytes) -> bool:
-        """Publish a message of at most `LARGEST` bytes; there must be room.
+        """Publish a message of at most `LARGEST` bytes.
+
+        Raises
+        ------
+        RingFull, RingDamaged
+            Nothing was published.
 
         Returns
         -------
@@ -83,7 +99,14 @@ class RingWriter(_End):
             message,
             len(message),
         )
-        self._position += 1
+        if asleep < 0:
+            raise (
+                self._damaged()
+                if asleep != _FULL
+                else RingFull(
+                    f"all {self._places} places of the ring are taken: the other side reads nothing"
+                )
+            )
         if asleep in (0, self._woken):
             return False
         self._woken = asleep
@@ -101,7 +124,7 @@ class RingReader(_End):
     @property
     def taken(self) -> int:
         """Messages read so far."""
-        return self._position
+        return int(self._position.value)
 
     def read(self) -> bytes | None:
         """The next message, `ELSEWHERE` for one that comes by ZeroMQ, None when there is none.
@@ -117,7 +140,6 @@ class RingReader(_End):
             if length == _EMPTY:
                 return None
             raise self._damaged()
-        self._position += 1
         return self._buffer.raw[:length]
 
     def wait(self, seconds: float, *, polite: bool) -> bool:

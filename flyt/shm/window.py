@@ -27,6 +27,8 @@ END_OF_BASES = 0x2000_0000_0000
 MIN_RESERVE = GIB
 MAX_RESERVE = 1 << 40
 """A sixteenth of the addresses for windows: a random base seldom meets another window."""
+CONTROL_VPN = 0
+"""The segment at virtual page 0 is the control page, alone: in a guest it is mapped uncached."""
 RESERVE_FACTOR = 4
 """Virtual pages are not reused at once, so a window wants more addresses than frames."""
 
@@ -47,11 +49,14 @@ def reserve_length(geometry: Geometry) -> int:
 class Window:
     """Page frames mapped at ``base``; made by `reserve_at`. Methods may be called from any thread.
 
-    The window does not own ``fd``. It must be closed before its frames are unlocked.
+    The window owns no descriptor. It must be closed before its frames are unlocked.
     """
 
-    def __init__(self, fd: int, geometry: Geometry, base: int, reserve: int) -> None:
+    def __init__(
+        self, fd: int, geometry: Geometry, base: int, reserve: int, control_fd: int
+    ) -> None:
         self.fd = fd
+        self.control_fd = control_fd
         self.geometry = geometry
         self.base = base
         self.reserve = reserve
@@ -65,8 +70,26 @@ class Window:
         self._bounds: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
     @classmethod
-    def reserve_at(cls, fd: int, geometry: Geometry, base: int, reserve: int) -> Window:
+    def reserve_at(
+        cls,
+        fd: int,
+        geometry: Geometry,
+        base: int,
+        reserve: int,
+        *,
+        control_fd: int | None = None,
+    ) -> Window:
         """Reserve the range and return an empty window.
+
+        Parameters
+        ----------
+        fd : int
+            The region.
+        geometry : Geometry
+        base, reserve : int
+            The address range.
+        control_fd : int, optional
+            The region as the control page is mapped, where that differs (`Region.control_fd`).
 
         Raises
         ------
@@ -87,7 +110,7 @@ class Window:
             )
         if not memory.reserve(base, reserve):
             raise AddressTaken(f"{reserve} bytes at {base:#x} are in use in this process")
-        return cls(fd, geometry, base, reserve)
+        return cls(fd, geometry, base, reserve, fd if control_fd is None else control_fd)
 
     @property
     def segments(self) -> Mapping[int, int]:
@@ -164,7 +187,7 @@ class Window:
             start = self.address(vpn)
             size = pages * geometry.page_size
             try:
-                self._map_runs(start, table)
+                self._map_runs(self.control_fd if vpn == CONTROL_VPN else self.fd, start, table)
                 if fork_safe:
                     memory.exclude_from_fork(start, size)
             except (RegionError, MemoryError):
@@ -226,12 +249,12 @@ class Window:
                 return other
         return None
 
-    def _map_runs(self, start: int, table: Sequence[Run]) -> None:
+    def _map_runs(self, fd: int, start: int, table: Sequence[Run]) -> None:
         geometry = self.geometry
         address = start
         for first, count in table:
             size = count * geometry.page_size
-            memory.map_shared(address, self.fd, geometry.offset(first), size)
+            memory.map_shared(address, fd, geometry.offset(first), size)
             address += size
 
     def _publish(self) -> None:

@@ -30,7 +30,7 @@ def test_welcome_says_all_that_a_client_needs(backend: Start, raw: Connect) -> N
     assert welcome.region == one.region
     assert Path(welcome.lock_file).parent == one.runtime_dir
     assert Path(welcome.lock_file).name.startswith(Path(one.region).name + ".")
-    assert (welcome.credits, welcome.inline_chunk) == (256, 1 << 20)
+    assert (welcome.credits, welcome.inline_chunk) == (224, 1 << 20)
     assert welcome.heartbeat_ms == 2500
     assert welcome.snapshot["devices"]
     assert (one.folder / welcome.path).is_socket()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from cuda.bindings.runtime import cudaDeviceProp
 
-from flyt.backend.devices import emulated, open_devices
+from flyt.backend.devices import emulated, emulated_options, open_devices
 from flyt.backend.devices.codes import STICKY
 from flyt.errors import DeviceError
 
@@ -583,4 +583,4 @@ def test_a_broken_context_stays_with_its_devices():
 
 
 def test_infinite_bandwidth_is_the_default():
-    assert emulated.EmulatedOptions().bandwidth == math.inf
+    assert emulated_options.EmulatedOptions().bandwidth == math.inf

@@ -195,9 +195,12 @@ class RawClient:
         return self._last
 
     def answer(self, number: int) -> m.Result:
-        """The Result of a command; SessionLost if the connection ends before."""
+        """The Result of a command; SessionLost if the connection ends before. Those of other
+        commands, which may come first, wait until they are asked for."""
+        kept = []
         while (result := self.next_result()).id != number:
-            pass
+            kept.append(result)
+        self._done = [*kept, *self._done]
         return result
 
     def next_result(self) -> m.Result:

@@ -641,3 +641,26 @@ def test_multiprocessing(
     done = run_client(POOLS, backend(), method, env={"PYTHONPATH": path})
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == repr(expected)
+
+
+def test_a_child_leaves_the_descriptors_of_a_closed_session_alone(
+    backend: Any, run_client: Run
+) -> None:
+    code = (
+        PRELUDE
+        + """
+with flyt.connect():
+    assert round_trip(must(cudart.cudaMalloc(300_000)), 300_000, 1)
+files = [os.open("/dev/zero", os.O_RDONLY) for _ in range(40)]  # numbers that the session had
+child = os.fork()
+if not child:
+    for file in files:
+        os.read(file, 1)
+    assert int(cudart.cudaMalloc(16)[0]) == 3  # cudaErrorInitializationError
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+say("parent")
+"""
+    )
+    done = run_client(code, backend())
+    assert (done.returncode, done.stdout) == (0, "parent\n"), done.stderr

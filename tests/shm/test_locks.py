@@ -146,3 +146,13 @@ def test_a_lock_file_that_can_t_be_opened(tmp_path: Path) -> None:
 
 def test_exec_does_not_inherit(locks: FrameLocks) -> None:
     assert not os.get_inheritable(locks._fd)
+
+
+@pytest.mark.parametrize(("folder", "file"), [(0o700, 0o600), (0o2770, 0o660), (0o777, 0o660)])
+def test_a_guests_lock_file_is_for_whom_its_folder_is(
+    tmp_path: Path, folder: int, file: int
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run").chmod(folder)
+    FrameLocks(tmp_path / "run" / "flyt.lock").close()
+    assert stat.S_IMODE((tmp_path / "run" / "flyt.lock").stat().st_mode) == file

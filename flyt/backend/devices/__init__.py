@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from flyt.backend.devices import cupy, emulated, emulated_options
 from flyt.backend.devices.base import Device
+from flyt.backend.devices.emulated_context import Context
 from flyt.errors import ConfigurationError
 
 __all__ = ["KINDS", "open_devices", "versions"]
@@ -32,7 +33,7 @@ def open_devices(kind: str, options: str = "") -> list[Device]:
     if kind not in KINDS:
         raise ConfigurationError(f"no device kind {kind!r}; there are {', '.join(KINDS)}")
     if kind == "emulated":
-        return emulated.open_emulated(emulated_options.parse(options))
+        return _open_emulated(emulated_options.parse(options))
     if options:
         raise ConfigurationError(
             f"device {kind!r} takes no options, but got {options!r}; only 'emulated' does"
@@ -45,3 +46,17 @@ def versions(devices: Sequence[Device]) -> tuple[int, int]:
     if devices and devices[0].snapshot().kind == "cupy":
         return cupy.runtime_version(), cupy.driver_version()
     return emulated.RUNTIME_VERSION, emulated.DRIVER_VERSION
+
+
+def _open_emulated(options: emulated_options.EmulatedOptions) -> list[Device]:
+    """All emulated devices of one context; the caller closes each."""
+    context = Context(options)
+    devices: list[Device] = []
+    try:
+        for ordinal in range(options.devices):
+            devices.append(emulated.EmulatedDevice(context, ordinal))
+    except BaseException:
+        for device in devices:
+            device.close()
+        raise
+    return devices

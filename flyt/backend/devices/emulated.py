@@ -16,7 +16,6 @@ from flyt.backend.devices import codes, emulated_attributes, emulated_memory
 from flyt.backend.devices.base import Device, DeviceSnapshot, Handle, Mark, Notification
 from flyt.backend.devices.emulated_context import Context
 from flyt.backend.devices.emulated_memory import Dying, Memory, Pool
-from flyt.backend.devices.emulated_options import EmulatedOptions
 from flyt.backend.devices.emulated_stream import Event, Record, Stream
 from flyt.backend.devices.properties import describe
 from flyt.errors import DeviceError
@@ -345,17 +344,3 @@ def _fill(address: int, value: int, size: int) -> None:
 
 def _nothing() -> None:
     """The work of a call that is made to fail: it is never done."""
-
-
-def open_emulated(options: EmulatedOptions) -> list[Device]:
-    """All emulated devices of one context; the caller closes each."""
-    context = Context(options)
-    devices: list[Device] = []
-    try:
-        for ordinal in range(options.devices):
-            devices.append(EmulatedDevice(context, ordinal))
-    except BaseException:
-        for device in devices:
-            device.close()
-        raise
-    return devices

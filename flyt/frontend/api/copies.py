@@ -64,11 +64,11 @@ def _copy(dst: Any, src: Any, count: int, kind: Any, stream: Any, *, wait: bool)
     to, origin = pointer(dst), pointer(src)
     session = current.current()
     session.connection.raise_deferred()
-    queue = stream_of(session, stream)
+    queue = None if wait else stream_of(session, stream)
     if not size:
         return ()
     copy = _checked(session, to, origin, size, kind)
-    if wait:
+    if queue is None:
         queue = _legacy_of(session, copy)
     session.transfers.copy(*copy, queue)
     if wait and Space.PINNED in (copy.destination.space, copy.source.space):

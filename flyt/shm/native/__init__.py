@@ -13,24 +13,28 @@ import logging
 import os
 from pathlib import Path
 
-ABI = 1
+ABI = 2
 """What ``flyt_abi`` of a matching library answers."""
 
 LIBRARY = Path(__file__).resolve().parent / "libflyt.so"
 
 _ADDRESS, _U32, _U64 = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64
+_POSITION = ctypes.POINTER(ctypes.c_uint64)
 
 _QUICK = {
-    "flyt_ring_room": (ctypes.c_int64, (_ADDRESS, _U64, _U32)),
-    "flyt_ring_write": (_U64, (_ADDRESS, _U64, _U32, _U32, ctypes.c_char_p, _U32)),
-    "flyt_ring_read": (ctypes.c_int64, (_ADDRESS, _U64, _U32, _U32, ctypes.c_char_p)),
-    "flyt_ring_sleep": (ctypes.c_int, (_ADDRESS, _U64, _U64)),
+    "flyt_ring_room": (ctypes.c_int64, (_ADDRESS, _POSITION, _U32)),
+    "flyt_ring_write": (
+        ctypes.c_int64,
+        (_ADDRESS, _POSITION, _U32, _U32, ctypes.c_char_p, _U32),
+    ),
+    "flyt_ring_read": (ctypes.c_int64, (_ADDRESS, _POSITION, _U32, _U32, ctypes.c_char_p)),
+    "flyt_ring_sleep": (ctypes.c_int, (_ADDRESS, _POSITION, _U64)),
     "flyt_ring_wake": (None, (_ADDRESS,)),
 }
 """Done in less time than giving the GIL away and getting it back takes."""
 
 _LONG = {
-    "flyt_ring_wait": (ctypes.c_int, (_ADDRESS, _U64, _U64, ctypes.c_int)),
+    "flyt_ring_wait": (ctypes.c_int, (_ADDRESS, _POSITION, _U64, ctypes.c_int)),
     "flyt_engine_open": (_ADDRESS, (ctypes.c_int, _U64)),
     "flyt_engine_copy": (None, (_ADDRESS, _ADDRESS, _ADDRESS, ctypes.c_size_t, ctypes.c_size_t)),
     "flyt_engine_close": (None, (_ADDRESS,)),

@@ -17,6 +17,7 @@
 
 #define EMPTY (-1)
 #define DAMAGED (-2)
+#define FULL (-3)
 
 typedef struct {
     _Atomic uint64_t written; // messages that the writer has published
@@ -34,44 +35,53 @@ typedef struct {
 } entry_t;
 
 // What flyt/shm/native/__init__.py expects: it counts up whenever a function here or in copy.c changes.
-int flyt_abi(void) { return 1; }
+int flyt_abi(void) { return 2; }
 
 static entry_t *entry_at(ring_t *ring, uint64_t position, uint32_t count, uint32_t size) {
     return (entry_t *)(ring->entries + (position % count) * (uint64_t)size);
 }
 
 // Messages that fit right now, seen from the writer; DAMAGED when the reader's word is impossible.
-int64_t flyt_ring_room(ring_t *ring, uint64_t written, uint32_t count) {
+int64_t flyt_ring_room(ring_t *ring, const uint64_t *position, uint32_t count) {
     uint64_t taken = atomic_load_explicit(&ring->taken, memory_order_acquire);
-    uint64_t held = written - taken;
+    uint64_t held = *position - taken;
     return held > count ? DAMAGED : (int64_t)(count - held);
 }
 
-// Publish message number `written`; the caller knows that there is room and that it fits.
-// Returns the reader's `asleep`: not 0 means that it may have to be woken.
-uint64_t flyt_ring_write(ring_t *ring, uint64_t written, uint32_t count, uint32_t size, const char *data,
-                         uint32_t length) {
-    entry_t *entry = entry_at(ring, written, count, size);
+// Publish a message, which the caller knows to fit into an entry, and move the writer's private
+// position: both in one call, which no interrupt tears. Returns the reader's `asleep` (not 0: it may
+// have to be woken), or FULL or DAMAGED, and then nothing is published.
+int64_t flyt_ring_write(ring_t *ring, uint64_t *position, uint32_t count, uint32_t size, const char *data,
+                        uint32_t length) {
+    int64_t room = flyt_ring_room(ring, position, count);
+    if (room <= 0)
+        return room ? DAMAGED : FULL;
+    entry_t *entry = entry_at(ring, *position, count, size);
     memcpy(entry->bytes, data, length);
     entry->length = length;
-    atomic_store_explicit(&ring->written, written + 1, memory_order_release);
+#if defined(__x86_64__)
+    // In a guest the payload lies in write-combining memory, which a release store does not order.
+    __builtin_ia32_sfence();
+#endif
+    atomic_store_explicit(&ring->written, ++*position, memory_order_release);
     atomic_thread_fence(memory_order_seq_cst);
-    return atomic_load_explicit(&ring->asleep, memory_order_relaxed);
+    return (int64_t)(atomic_load_explicit(&ring->asleep, memory_order_relaxed) & INT64_MAX);
 }
 
-// Copy message number `taken` to `out`, which holds `size` bytes. Returns its length, EMPTY or DAMAGED.
-int64_t flyt_ring_read(ring_t *ring, uint64_t taken, uint32_t count, uint32_t size, char *out) {
+// Copy the next message to `out`, which holds `size` bytes, and move the reader's private position.
+// Returns its length, EMPTY or DAMAGED.
+int64_t flyt_ring_read(ring_t *ring, uint64_t *position, uint32_t count, uint32_t size, char *out) {
     uint64_t written = atomic_load_explicit(&ring->written, memory_order_acquire);
-    if (written == taken)
+    if (written == *position)
         return EMPTY;
-    if (written - taken > count)
+    if (written - *position > count)
         return DAMAGED;
-    entry_t *entry = entry_at(ring, taken, count, size);
+    entry_t *entry = entry_at(ring, *position, count, size);
     uint32_t length = *(volatile uint32_t *)&entry->length; // read once: the writer may change it
     if (length > size - sizeof(entry_t))
         return DAMAGED;
     memcpy(out, entry->bytes, length);
-    atomic_store_explicit(&ring->taken, taken + 1, memory_order_release);
+    atomic_store_explicit(&ring->taken, ++*position, memory_order_release);
     return length;
 }
 
@@ -89,10 +99,10 @@ static void relax(void) {
 #endif
 }
 
-// Spin until there is a message after `taken`, for at most `ns`; whether there is. With `yield` the
+// Spin until there is a message behind the reader's position, for at most `ns`; whether there is. With `yield` the
 // processor is offered to others all the while, for machines where the other side needs it.
-int flyt_ring_wait(ring_t *ring, uint64_t taken, uint64_t ns, int yield) {
-    uint64_t end = 0;
+int flyt_ring_wait(ring_t *ring, const uint64_t *position, uint64_t ns, int yield) {
+    uint64_t end = 0, taken = *(volatile const uint64_t *)position;
     for (uint32_t turn = 0;; turn++) {
         if (atomic_load_explicit(&ring->written, memory_order_acquire) != taken)
             return 1;
@@ -111,10 +121,10 @@ int flyt_ring_wait(ring_t *ring, uint64_t taken, uint64_t ns, int yield) {
 }
 
 // Announce a sleep; whether a message came meanwhile, so that the reader must not sleep.
-int flyt_ring_sleep(ring_t *ring, uint64_t taken, uint64_t number) {
+int flyt_ring_sleep(ring_t *ring, const uint64_t *position, uint64_t number) {
     atomic_store_explicit(&ring->asleep, number, memory_order_relaxed);
     atomic_thread_fence(memory_order_seq_cst);
-    return atomic_load_explicit(&ring->written, memory_order_acquire) != taken;
+    return atomic_load_explicit(&ring->written, memory_order_acquire) != *(volatile const uint64_t *)position;
 }
 
 void flyt_ring_wake(ring_t *ring) { atomic_store_explicit(&ring->asleep, 0, memory_order_relaxed); }

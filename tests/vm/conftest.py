@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One guest for all tests here (a boot costs more than most of them), and its backends.
+
+The guest has four ivshmem devices: the region of the main backend (slot 05), that of the *lone*
+backend without ``share=on`` (06), that of the *newer* backend, of the same size (07), and that of
+the *mortal* backend, which a test ends (08).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT, Backend
+from vm.image import build
+from vm.machine import Done, Image, Machine, Running, Shared
+
+HOST = "10.0.2.2"
+"""The host's loopback interface, as the guest sees it."""
+MIB = 1 << 20
+SIZE = 32 * MIB
+OTHER_SIZE = 16 * MIB
+MORTAL_SIZE = 8 * MIB
+HEARTBEAT = "10"
+"""Seconds; a guest that was reset can't say goodbye."""
+EXTRA = ("--keep-region", "--heartbeat", HEARTBEAT)
+JAILED = "10.0.3.100:5555"
+"""Where the guest finds the mortal backend on a network that leads nowhere else."""
+PIPE = Path(__file__).parent / "pipe.py"
+FACTS_SECONDS = 240.0
+PAYLOADS = Path(__file__).parent / "payloads"
+SLOT_SIZE = str(MIB)
+"""A command costs milliseconds under TCG; the default for so small a region is 256 KiB."""
+
+NEWER = """
+from flyt.rpc import handshake
+handshake.PROTOCOL_VERSION += 1
+"""
+"""What makes a backend speak the next version of the protocol."""
+
+
+def port_of(backend: Backend) -> str:
+    return backend.endpoint.rpartition(":")[2]
+
+
+class Lab:
+    """The guest, the backends, and how programs there are run."""
+
+    def __init__(self, image: Image, folder: Path, stack: contextlib.ExitStack) -> None:
+        self._stack = stack
+        self.backend = self._backend("tcp://127.0.0.1:*", size=SIZE)
+        self.lone = self._backend("tcp://127.0.0.1:*", size=OTHER_SIZE)
+        (folder / "sitecustomize.py").write_text(NEWER)
+        path = {"PYTHONPATH": f"{folder}:{ROOT}"}
+        self.newer = self._backend("tcp://127.0.0.1:*", size=OTHER_SIZE, env=path)
+        self.mortal = self._backend("tcp://127.0.0.1:*", MORTAL_SIZE, "--single-port")
+        regions = [
+            Shared(self.backend.region, SIZE),
+            Shared(self.lone.region, OTHER_SIZE, share=False),
+            Shared(self.newer.region, OTHER_SIZE),
+            Shared(self.mortal.region, MORTAL_SIZE),
+        ]
+        # A network on which there is nothing but one port of the mortal backend.
+        pipe = f"{sys.executable} {PIPE} {port_of(self.mortal)}"
+        options = [
+            "-netdev",
+            f"user,id=jail,net=10.0.3.0/24,restrict=on,guestfwd=tcp:{JAILED}-cmd:{pipe}",
+        ]
+        options += ["-device", "virtio-net-pci,netdev=jail,romfile=,addr=10"]
+        self.machine = stack.enter_context(Machine(image, regions, options=options, reboots=True))
+        # These take longest, so they run beside the first tests.
+        self.facts = self.start("facts", seconds=FACTS_SECONDS)
+
+    def _backend(self, listen: str, size: int, *more: str, **arguments: Any) -> Backend:
+        # The region outlives its backend: QEMU maps it.
+        extra = [*EXTRA, *more]
+        backend = Backend("emulated", size=str(size), listen=[listen], extra=extra, **arguments)
+        self._stack.callback(backend.dispose)
+        self._stack.callback(backend.stop)
+        return backend
+
+    def start(self, payload: str, *arguments: str, **details: Any) -> Running:
+        """Start a payload in the guest; `backend`: other than the main one; `env` comes on top."""
+        port = port_of(details.pop("backend", self.backend))
+        env = {"FLYT_BACKEND": f"tcp://{HOST}:{port}", "FLYT_SLOT_SIZE": SLOT_SIZE}
+        env |= details.pop("env", {})
+        code = (PAYLOADS / f"{payload}.py").read_text()
+        return self.machine.start(*arguments, code=code, env=env, **details)
+
+    def run(self, payload: str, *arguments: str, **details: Any) -> Done:
+        """`start`, and wait for its end."""
+        return self.start(payload, *arguments, **details).wait()
+
+    def copies(self, region: str = "", **details: Any) -> dict[str, Any]:
+        """The report of the payload ``small``; `region`: FLYT_REGION."""
+        env = {**({"FLYT_REGION": region} if region else {}), **details.pop("env", {})}
+        done = self.run("small", env=env, **details)
+        assert done.code == 0, done.out
+        report = json.loads(done.out.splitlines()[-1])
+        assert isinstance(report, dict)
+        return report
+
+    def await_files(self, *names: str) -> list[str]:
+        """Wait for files in the guest; their contents."""
+        done = self.run("await_files", *names, seconds=90)
+        assert done.code == 0, done.out
+        return done.out.splitlines()
+
+    def do(self, *command: str) -> str:
+        """Run a command in the guest that must succeed."""
+        done = self.machine.run(*command)
+        assert done.code == 0, done.out
+        return done.out
+
+
+@pytest.fixture(scope="session")
+def image() -> Image:
+    """What the guests boot from."""
+    return build()
+
+
+# Autouse: what comes up in the middle of a module looks like a leak of its.
+@pytest.fixture(scope="session", autouse=True)
+def lab(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with contextlib.ExitStack() as stack:
+        yield Lab(image, tmp_path_factory.mktemp("newer"), stack)
