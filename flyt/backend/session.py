@@ -113,6 +113,7 @@ class Session(threading.Thread):
                 self.services.context,
                 self.order.address,
                 heartbeat_ms=self.services.heartbeat_ms,
+                key=self.services.key,
                 **SOCKET_LIMITS,
             )
         except (ConfigurationError, zmq.ZMQError, OSError) as exc:
