@@ -20,8 +20,9 @@ from flyt.rpc.patience import Deadline
 from flyt.rpc.sockets import Dialer
 from flyt.shm import ring
 
-HEARTBEAT_MS = 5000
-"""On the daemon's main endpoint; the handshake is over long before it matters."""
+HEARTBEAT_MS = 15_000
+"""On the daemon's main endpoint. No less than a handshake may take: on a busy machine libzmq's
+thread may not get to answer for seconds, and the handshake has a limit of its own."""
 
 
 @contextlib.contextmanager
