@@ -210,11 +210,11 @@ class Connection:
         if pending.ended and self.lost is not None:
             raise self.lost
 
-    def wait_at_most(self, pending: Pending, seconds: float) -> bool:
-        """`wait`, but give up after a time; whether the answer is there."""
-        deadline = Deadline.after(seconds)
-        self._wait(lambda: pending.done or not deadline.left(), pending)
-        return pending.done
+    def settle(self, deadline: Deadline) -> None:
+        """Return once all that was sent so far is answered, or the time is over."""
+        with self.lock:
+            sent = self.inflight.all()
+        self._wait(lambda: all(p.done for p in sent) or not deadline.left(), None)
 
     def _wait(self, ready: Callable[[], bool], pending: Pending | None) -> None:
         self._room.wait(ready, pending)

@@ -98,7 +98,7 @@ class InflightTable:
 
     def fail_all(self, status: int, text: str) -> list[Pending]:
         """Every command ends with this status: the session is lost."""
-        ended = list(self._pending.values())
+        ended = self.all()
         self._pending.clear()
         for pending in ended:
             pending.ended = True
@@ -130,13 +130,14 @@ class InflightTable:
     def __len__(self) -> int:
         return len(self._pending)
 
-    def snapshot(self) -> list[InflightCommand]:
+    def all(self) -> list[Pending]:
         """What is in flight now, oldest first."""
+        return list(self._pending.values())
+
+    def snapshot(self) -> list[InflightCommand]:
+        """`all`, as a caller may see it."""
         now = time.monotonic()
-        return [
-            InflightCommand(p.id, p.name, p.size, now - p.issued, p.pages)
-            for p in list(self._pending.values())
-        ]
+        return [InflightCommand(p.id, p.name, p.size, now - p.issued, p.pages) for p in self.all()]
 
     def describe(self) -> str:
         """One clause for error messages."""

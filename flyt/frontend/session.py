@@ -293,9 +293,13 @@ class Session:
             self._say_goodbye()
 
     def _say_goodbye(self) -> None:
+        deadline = Deadline.after(GOODBYE_SECONDS)
         try:
-            pending = self.connection.submit(m.Bye)
-            self.connection.wait_at_most(pending, GOODBYE_SECONDS)
+            # What is in flight may end in an error, which comes by the ring. The backend wipes that
+            # once it has read the goodbye, whether or not this side has looked.
+            self.connection.settle(deadline)
+            self.connection.submit(m.Bye)
+            self.connection.settle(deadline)
         except (SessionLost, CommandTimeout):
             return  # it ended from the other side; what it had is given back all the same
 
