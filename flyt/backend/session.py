@@ -145,21 +145,20 @@ class Session(threading.Thread):
             try:
                 self._again()
                 took = self._take_commands(wire, answers)
-                self.holdings.mark()
-                busy = self.holdings.look()
                 if self._inbox or rest.has_slept:
                     rest.has_slept = False
                     took = self._inbox.run() or took
+                self.holdings.mark()
+                busy = self.holdings.look()  # after the inbox, which tells of marks
                 answers.tell()
                 if wire.gone:
                     raise Ended("the client's connection ended")
                 if self._held is not None or wire.is_full:
                     rest.for_room(busy=busy)
-                elif took:
-                    rest.stay()
                 else:
                     waiting = self.holdings.waiting > 0
-                    rest.for_command(busy=busy, waiting=waiting, patience_ms=self._patience_ms())
+                    patience_ms = self._patience_ms()
+                    rest.for_command(took, busy=busy, waiting=waiting, patience_ms=patience_ms)
             except ProtocolError as exc:
                 self._protocol_error(0, exc)
 
@@ -172,6 +171,8 @@ class Session(threading.Thread):
                 return taken > 0
             answers.take()
             self._execute(frames)
+            if self.holdings.has_news or not wire.may_have_more:
+                return True
         return True
 
     def _again(self) -> None:
@@ -328,10 +329,7 @@ class Session(threading.Thread):
                 busy = self.holdings.look()
                 if self._answers is not None:
                     self._answers.tell()
-            except Ended:  # already ending: what is left runs all the same
-                self._inbox.put(_nothing)
-                busy = True
-            except FlytError as exc:  # likewise: an answer that fails must not leave work uncounted
+            except (Ended, FlytError) as exc:  # ending already: no work may be left uncounted
                 log.warning("session %016x, ending: %s", self.id, exc)
                 self._inbox.put(_nothing)
                 busy = True

@@ -94,7 +94,9 @@ class InflightTable:
 
     def succeed(self, number: int) -> None:
         """Take a command out that has nothing to say but success, or that was never sent."""
-        self.answer(number, status=0, text="")
+        pending = self._pending.pop(number, None)
+        if pending is not None:
+            self._end(pending)
 
     def fail_all(self, status: int, text: str) -> list[Pending]:
         """Every command ends with this status: the session is lost."""
@@ -116,6 +118,10 @@ class InflightTable:
     ) -> None:
         pending.status, pending.text = status, text
         pending.values, pending.payload = values, payload
+        InflightTable._end(pending)
+
+    @staticmethod
+    def _end(pending: Pending) -> None:
         pending.done = True
         finish, pending.finish = pending.finish, None
         if finish is not None:
