@@ -65,6 +65,8 @@ class Holdings:
         Bytes of the copies so far.
     errors : int
         Commands that the device refused or failed.
+    has_news : bool
+        Whether work was marked on its own since the last `look`: its end may be near.
     """
 
     def __init__(self, services: Services, call_soon: CallSoon, limit: int) -> None:
@@ -75,6 +77,7 @@ class Holdings:
         self.bounce: BounceBuffer | None = None
         self.waiting = 0
         self.moved = self.errors = 0
+        self.has_news = False
         self._services = services
         self._call_soon = call_soon
         self._pools: dict[int, Handle] = {}
@@ -123,6 +126,9 @@ class Holdings:
         made when that is done too.
         """
         pending = list(streams)
+        if len(pending) == 1:
+            self._await(pending[0], call, brief)
+            return
         if not pending:
             self._call_soon(lambda: call(0))
             return
@@ -131,40 +137,53 @@ class Holdings:
         def finished(code: int) -> None:
             nonlocal left, first
             left, first = left - 1, first or code
-            self.waiting -= 1
             if left == 0:
                 call(first)
 
         for stream in pending:
-            self.waiting += 1
-            self._unmarked.setdefault(stream, []).append(finished)
-            if not brief:
-                self._mark(stream)
+            self._await(stream, finished, brief)
+
+    def _await(self, stream: SessionStream, finished: Finished, brief: bool) -> None:
+        self.waiting += 1
+        self._unmarked.setdefault(stream, []).append(finished)
+        if not brief:
+            self._mark(stream)
 
     def mark(self) -> None:
-        """Mark where the streams are now that have brief work without a mark of its own."""
+        """Mark where the streams are now that have brief work without a mark of its own. Those
+        that are through with it already are told at once."""
         for stream in list(self._unmarked):
-            self._mark(stream)
+            self._mark(stream, at_once=stream not in self._marks)
 
     def mark_before(self, stream: SessionStream) -> None:
         """Something long comes next on the stream: brief work must not share its mark."""
         if stream in self._unmarked:
             self._mark(stream)
 
-    def _mark(self, stream: SessionStream) -> None:
+    def _mark(self, stream: SessionStream, *, at_once: bool = False) -> None:
+        finished, device, code = self._unmarked.pop(stream), stream.device, None
+        mark: Handle = None
+        try:
+            mark = device.mark(stream.handle)
+            if at_once:
+                code = device.reached(mark)
+        except DeviceError as exc:
+            code = exc.code
+        if at_once and code is not None:
+            self._tell(finished, code)
+            return
         watched = _Watched(
-            device=stream.device,
-            mark=None,
+            device=device,
+            mark=mark,
             work=self._services.activity.enter(),
-            finished=self._unmarked.pop(stream),
+            finished=finished,
             until=time.monotonic() + device_spin_seconds(),
         )
         self._marks.setdefault(stream, collections.deque()).append(watched)
-        try:
-            watched.mark = stream.device.mark(stream.handle)
-        except DeviceError as exc:
+        self.has_news = True
+        if code is not None:
             watched.left = True
-            self._told(watched, exc.code)
+            self._told(watched, code)
 
     def look(self) -> bool:
         """Finish what is done; whether it is worth looking again at once.
@@ -172,6 +191,7 @@ class Holdings:
         For a while the session's thread asks the device itself, which spares three wake-ups of
         threads; what takes longer is left to the device's own notification.
         """
+        self.has_news = False
         while self._marks and self._look_once() and len(self._marks) > 1:
             continue  # one stream waits for another: what it waited for is told no later than it
         return any(not marks[0].left for marks in self._marks.values())
@@ -206,10 +226,14 @@ class Holdings:
         self._call_soon(_look_again)
 
     def _finish(self, watched: _Watched, code: int) -> None:
-        """Tell all who wait for a mark, also when one of them ends the session."""
         self._services.activity.leave(watched.work)
+        self._tell(watched.finished, code)
+
+    def _tell(self, all_finished: list[Finished], code: int) -> None:
+        """Tell all who wait for a mark, also when one of them ends the session."""
         first: Exception | None = None
-        for finished in watched.finished:
+        for finished in all_finished:
+            self.waiting -= 1
             try:
                 finished(code)
             except Exception as exc:  # noqa: BLE001 - raised again below, when all have heard

@@ -34,31 +34,37 @@ class Activity:
     """The work that sessions of a worker have in flight."""
 
     def __init__(self) -> None:
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
         self._started: dict[int, float] = {}  # in the order in which it was begun
         self._next = 0
+        self._awaited = 0
 
     def enter(self) -> int:
         """Work begins; the number is for `leave`."""
-        with self._condition:
+        with self._lock:
             self._next += 1
             self._started[self._next] = time.monotonic()
             return self._next
 
     def leave(self, number: int) -> None:
-        with self._condition:
+        with self._lock:
             del self._started[number]
-            if not self._started:
-                self._condition.notify_all()
+            if self._awaited and not self._started:
+                self._idle.notify_all()
 
     def wait_idle(self, seconds: float) -> bool:
         """Whether nothing is in flight, waiting for that at most ``seconds``."""
-        with self._condition:
-            return self._condition.wait_for(lambda: not self._started, seconds)
+        with self._lock:
+            self._awaited += 1
+            try:
+                return self._idle.wait_for(lambda: not self._started, seconds)
+            finally:
+                self._awaited -= 1
 
     def oldest(self) -> float:
         """Seconds that the oldest work in flight has taken so far; 0 if there is none."""
-        with self._condition:
+        with self._lock:
             first = next(iter(self._started.values()), None)
         return 0.0 if first is None else time.monotonic() - first
 

@@ -49,15 +49,15 @@ class Resting:
         self._until = 0.0
         self.has_slept = False
 
-    def stay(self) -> None:
-        """A command was taken: stay awake a little longer."""
-        self._until = time.monotonic() + linger_seconds()
-
-    def for_command(self, *, busy: bool, waiting: bool, patience_ms: int | None) -> None:
+    def for_command(
+        self, took: bool, *, busy: bool, waiting: bool, patience_ms: int | None
+    ) -> None:
         """Until the next command, or anything else.
 
         Parameters
         ----------
+        took : bool
+            Something was done just now: stay awake a little longer.
         busy : bool
             The thread asks the device for the end of work: no sleep.
         waiting : bool
@@ -66,6 +66,8 @@ class Resting:
             How long to sleep at most.
         """
         wire = self._wire
+        if took:
+            self._until = time.monotonic() + linger_seconds()
         if busy and wire.has_rings:
             wire.spin(GLANCE_SECONDS)
         elif busy or self._asks_socket():

@@ -49,10 +49,6 @@ _MESSAGES_A_TURN = 64
 """Messages taken before the thread looks at everything else: a stranger can flood the socket."""
 
 
-def _nothing() -> None:
-    """Only wakes the session's thread up."""
-
-
 class Ended(Exception):
     """The session is over; the argument says why."""
 
@@ -150,21 +146,23 @@ class Session(threading.Thread):
             try:
                 self._again()
                 took = self._take_commands(wire, answers)
-                self.holdings.mark()
-                busy = self.holdings.look()
                 if self._inbox or rest.has_slept:
                     rest.has_slept = False
                     took = self._inbox.run() or took
+                before = self.holdings.waiting
+                self.holdings.mark()
+                busy = self.holdings.look()  # after the inbox, which tells of marks
                 answers.tell()
                 if wire.gone:
                     raise Ended("the client's connection ended")
-                if took:  # before any sleep: what ran may be why the device has to be asked again
-                    rest.stay()
-                elif self._held is not None or wire.is_full:
+                if self._held is not None and (took or self.holdings.waiting < before):
+                    continue  # what was done may have made room for it
+                if self._held is not None or wire.is_full:
                     rest.for_room(busy=busy)
                 else:
                     waiting = self.holdings.waiting > 0
-                    rest.for_command(busy=busy, waiting=waiting, patience_ms=self._patience_ms())
+                    patience_ms = self._patience_ms()
+                    rest.for_command(took, busy=busy, waiting=waiting, patience_ms=patience_ms)
             except ProtocolError as exc:
                 self._protocol_error(0, exc)
 
@@ -177,6 +175,8 @@ class Session(threading.Thread):
                 return taken > 0
             answers.take()
             self._execute(frames)
+            if self.holdings.has_news or not wire.may_have_more:
+                return True
         return True
 
     def _again(self) -> None:
@@ -332,12 +332,9 @@ class Session(threading.Thread):
                 busy = self.holdings.look()
                 if self._answers is not None:
                     self._answers.tell()
-            except Ended:  # already ending: what is left runs all the same
-                self._inbox.put(_nothing)
-                busy = True
-            except FlytError as exc:  # likewise: an answer that fails must not leave work uncounted
+            except (Ended, FlytError) as exc:  # ending already: no work may be left uncounted
                 log.warning("session %016x, ending: %s", self.id, exc)
-                self._inbox.put(_nothing)
+                self._inbox.put(lambda: None)  # only wakes us up
                 busy = True
             if not (idle and self.holdings.waiting == 0):
                 poller.poll(0 if busy else None)

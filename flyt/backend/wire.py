@@ -46,6 +46,10 @@ STRANGERS_A_LOOK = 64
 """Messages of strangers that are dropped before everything else gets its turn."""
 
 
+_NOTHING: list[Payload] = []
+"""What the socket carries of a reply that fits into the ring."""
+
+
 class Wire:
     """One session's messages, in and out.
 
@@ -114,7 +118,10 @@ class Wire:
         if not self._announced_at:
             if time.monotonic() >= self._look_at:
                 self._look()
-            entry = self._entry(commands)  # after the socket: what is announced is seen to be
+            try:
+                entry = commands.read()  # after the socket: what is announced is seen to be
+            except RingDamaged as exc:
+                raise ProtocolError(f"the client's side of the control page: {exc}") from exc
             if entry is None:
                 return self._past_the_ring()
             if entry != ring.ELSEWHERE:
@@ -128,11 +135,11 @@ class Wire:
             raise ProtocolError("the client announced a command in the ring and did not send it")
         return frames
 
-    def _entry(self, commands: RingReader) -> bytes | None:
-        try:
-            return commands.read()
-        except RingDamaged as exc:
-            raise ProtocolError(f"the client's side of the control page: {exc}") from exc
+    @property
+    def may_have_more(self) -> bool:
+        """After `receive` gave something: whether it is worth calling again at once."""
+        commands = self._commands
+        return commands is None or commands.has_more or self._held is not None
 
     def _past_the_ring(self) -> list[bytes] | None:
         frames, self._held = self._held, None
@@ -191,7 +198,7 @@ class Wire:
             return
         first = frames[0]
         fits = len(frames) == 1 and len(first) <= ring.LARGEST
-        self._unsent.append((bytes(first), []) if fits else (ring.ELSEWHERE, frames))
+        self._unsent.append((bytes(first), _NOTHING) if fits else (ring.ELSEWHERE, frames))
         self.push()
 
     def push(self) -> None:

@@ -71,6 +71,7 @@ class Connection:
             look=self._look,
             drain=self._drain,
         )
+        self._wait = self._room.wait
         self._closed = False
 
     def use_rings(self, native: Native, control_page: int) -> None:
@@ -210,14 +211,11 @@ class Connection:
         if pending.ended and self.lost is not None:
             raise self.lost
 
-    def wait_at_most(self, pending: Pending, seconds: float) -> bool:
-        """`wait`, but give up after a time; whether the answer is there."""
-        deadline = Deadline.after(seconds)
-        self._wait(lambda: pending.done or not deadline.left(), pending)
-        return pending.done
-
-    def _wait(self, ready: Callable[[], bool], pending: Pending | None) -> None:
-        self._room.wait(ready, pending)
+    def settle(self, deadline: Deadline) -> None:
+        """Return once all that was sent so far is answered, or the time is over."""
+        with self.lock:
+            sent = self.inflight.all()
+        self._wait(lambda: all(p.done for p in sent) or not deadline.left(), None)
 
     def _look(self, ready: Callable[[], bool]) -> bool:
         self._drain()
@@ -255,6 +253,8 @@ class Connection:
         while (frames := self._wire.receive()) is not None:
             heard = True
             self._dispatch(frames)
+            if not self._wire.may_have_more:
+                break
         if heard:
             self._heard = time.monotonic()
             self._room.stir()
@@ -267,14 +267,15 @@ class Connection:
         except ProtocolError as exc:
             self._lose(DEVICES_UNAVAILABLE, str(exc))
             return
-        if isinstance(reply, m.Sticky):
+        kind = type(reply)
+        if kind is m.Sticky:
             self._lose(reply.code, f"the backend's context is gone: {reply.text}")
             return
         self._taken = max(self._taken, reply.taken)
-        if isinstance(reply, m.Credit):
-            return
-        if isinstance(reply, m.Done):
+        if kind is m.Done:
             self._all_done(reply)
+            return
+        if kind is m.Credit:
             return
         pending = self.inflight.answer(
             reply.id,

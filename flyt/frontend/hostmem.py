@@ -8,6 +8,7 @@ before a byte moves.
 
 from __future__ import annotations
 
+import ctypes
 import operator
 from typing import Any, NamedTuple
 
@@ -88,9 +89,21 @@ def _address(value: int) -> int:
 
 
 def _array(array: np.ndarray[Any, Any]) -> HostArgument:
-    if not (array.flags.c_contiguous or array.flags.f_contiguous):
+    flags, size = array.flags, array.nbytes
+    if not (flags.c_contiguous or flags.f_contiguous):
         raise ValueError("ndarray is not contiguous")
-    return HostArgument(array.ctypes.data, array.nbytes, not array.flags.writeable, array)
+    writeable = flags.writeable
+    return HostArgument(_start(array, writeable and size > 0), size, not writeable, array)
+
+
+def _start(array: Any, quick: bool) -> int:
+    """The array's address; ``array.ctypes`` costs four times as much as a look at its buffer."""
+    if quick:
+        try:
+            return ctypes.addressof(ctypes.c_char.from_buffer(array))
+        except (TypeError, ValueError):  # Fortran's order, and dtypes that no buffer can describe
+            pass
+    return int(array.ctypes.data)
 
 
 def _indirect(argument: Any) -> HostArgument:

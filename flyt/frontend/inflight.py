@@ -94,11 +94,13 @@ class InflightTable:
 
     def succeed(self, number: int) -> None:
         """Take a command out that has nothing to say but success, or that was never sent."""
-        self.answer(number, status=0, text="")
+        pending = self._pending.pop(number, None)
+        if pending is not None:
+            self._end(pending)
 
     def fail_all(self, status: int, text: str) -> list[Pending]:
         """Every command ends with this status: the session is lost."""
-        ended = list(self._pending.values())
+        ended = self.all()
         self._pending.clear()
         for pending in ended:
             pending.ended = True
@@ -116,6 +118,10 @@ class InflightTable:
     ) -> None:
         pending.status, pending.text = status, text
         pending.values, pending.payload = values, payload
+        InflightTable._end(pending)
+
+    @staticmethod
+    def _end(pending: Pending) -> None:
         pending.done = True
         finish, pending.finish = pending.finish, None
         if finish is not None:
@@ -130,13 +136,14 @@ class InflightTable:
     def __len__(self) -> int:
         return len(self._pending)
 
-    def snapshot(self) -> list[InflightCommand]:
+    def all(self) -> list[Pending]:
         """What is in flight now, oldest first."""
+        return list(self._pending.values())
+
+    def snapshot(self) -> list[InflightCommand]:
+        """`all`, as a caller may see it."""
         now = time.monotonic()
-        return [
-            InflightCommand(p.id, p.name, p.size, now - p.issued, p.pages)
-            for p in list(self._pending.values())
-        ]
+        return [InflightCommand(p.id, p.name, p.size, now - p.issued, p.pages) for p in self.all()]
 
     def describe(self) -> str:
         """One clause for error messages."""

@@ -33,8 +33,9 @@ from flyt.frontend.settings import Settings
 from flyt.frontend.staging import StagingSlots
 from flyt.frontend.staging_ring import StagingRing
 from flyt.frontend.statistics import Statistics
-from flyt.frontend.transfer import InlineWay, StagedWay, Transfers, Way
+from flyt.frontend.transfer import Transfers
 from flyt.frontend.users import Users
+from flyt.frontend.ways import InlineWay, StagedWay, Way
 from flyt.frontend.window_memory import WindowMemory
 from flyt.rpc import messages as m
 from flyt.rpc.endpoints import Endpoint
@@ -184,10 +185,10 @@ class Session:
             "region_size": region,
         }
 
-    def place(self, address: int, size: int) -> Place:
-        """Where an address range lies; see `PointerMap.place`."""
+    def places(self, size: int, *addresses: int) -> list[Place]:
+        """Where ranges of ``size`` bytes lie; see `PointerMap.place`."""
         with self.connection.lock.reading:
-            return self.pointers.place(address, size)
+            return [self.pointers.place(address, size) for address in addresses]
 
     # --- device memory ---
 
@@ -295,9 +296,13 @@ class Session:
             self._say_goodbye()
 
     def _say_goodbye(self) -> None:
+        deadline = Deadline.after(GOODBYE_SECONDS)
         try:
-            pending = self.connection.submit(m.Bye)
-            self.connection.wait_at_most(pending, GOODBYE_SECONDS)
+            # What is in flight may end in an error, which comes by the ring. The backend wipes that
+            # once it has read the goodbye, whether or not this side has looked.
+            self.connection.settle(deadline)
+            self.connection.submit(m.Bye)
+            self.connection.settle(deadline)
         except (SessionLost, CommandTimeout):
             return  # it ended from the other side; what it had is given back all the same
 

@@ -13,9 +13,14 @@ little: the rings' positions move in the library, within one call (`flyt.shm.rin
 from __future__ import annotations
 
 import ctypes
+import functools
 import signal
 import threading
+from collections.abc import Callable
+from threading import get_ident
 from types import TracebackType
+
+from flyt.shm.native import native
 
 _SHIELDED = (
     signal.SIGINT,
@@ -52,22 +57,16 @@ def _sigset(signals: tuple[signal.Signals, ...]) -> bytes:
 _SHIELD = _sigset(_SHIELDED)
 
 
-class ShieldedLock:
-    """A reentrant lock. Nobody waits or copies while holding it, so it is held for microseconds."""
+class _Shield:
+    """Blocks the signals, nested; without the compiled library. For one thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._main = threading.main_thread().ident
-        self._depth = 0  # of the main thread
+        self._depth = 0
         self._masked = False
         self._mask = ctypes.create_string_buffer(_SIGSET_BYTES)
-        self.reading = self._lock
-        """The lock alone, for those who change nothing: they may be interrupted."""
 
-    def __enter__(self) -> None:
-        if threading.get_ident() != self._main:
-            self._lock.acquire()
-            return
+    def enter(self) -> None:
+        """Run the handlers of what has come already, and let none run until `leave`."""
         if not self._depth:
             before = self._mask
             if not self._masked:  # else an interrupt tore the last leaving: `before` still holds
@@ -75,12 +74,56 @@ class ShieldedLock:
             self._masked = True
             try:
                 _sigmask(_BLOCK, _SHIELD, None)
-                _run_handlers()  # what has come already is raised here, before anything is touched
+                _run_handlers()
             except BaseException:
                 _sigmask(_SETMASK, before, None)
                 self._masked = False
                 raise
         self._depth += 1
+
+    def leave(self) -> None:
+        """Once too often does no harm."""
+        if not self._depth:
+            return
+        self._depth -= 1
+        if not self._depth:
+            _sigmask(_SETMASK, self._mask, None)
+            self._masked = False
+
+
+def _shield() -> tuple[Callable[[], None], Callable[[], None]]:
+    """Enter and leave, by the library where there is one: a third of the cost."""
+    library = native()
+    if library is None:
+        shield = _Shield()
+        return shield.enter, shield.leave
+    state = ctypes.create_string_buffer(library.shield_size())
+    signals = (ctypes.c_int * len(_SHIELDED))(*map(int, _SHIELDED))
+    check = ctypes.cast(_run_handlers, ctypes.c_void_p)
+    library.shield_init(state, signals, len(_SHIELDED), check)
+    return (
+        functools.partial(library.shield_enter, state),
+        functools.partial(library.shield_leave, state),
+    )
+
+
+class ShieldedLock:
+    """A reentrant lock. Nobody waits or copies while holding it, so it is held for microseconds."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._main = threading.main_thread().ident
+        self._raise, self._lower = _shield()
+        self.reading = self._lock
+        """The lock alone, for those who change nothing: they may be interrupted."""
+
+    def __enter__(self) -> None:
+        if get_ident() == self._main:
+            try:
+                self._raise()
+            except BaseException:  # by the handler of a signal that came before
+                self._lower()
+                raise
         self._lock.acquire()
 
     def __exit__(
@@ -90,9 +133,5 @@ class ShieldedLock:
         traceback: TracebackType | None,
     ) -> None:
         self._lock.release()
-        if threading.get_ident() != self._main:
-            return
-        self._depth -= 1
-        if not self._depth:
-            _sigmask(_SETMASK, self._mask, None)
-            self._masked = False
+        if get_ident() == self._main:
+            self._lower()

@@ -41,12 +41,14 @@ class StagingSlots:
         self._free = [
             Slot(base + i * self.size, index + i * self.size) for i in reversed(range(self.count))
         ]
+        self._awaited = 0
         self._held: dict[Slot, Pending] = {}
-        self._freed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._freed = threading.Condition(self._lock)
 
     def try_take(self) -> Slot | None:
         """A free slot, or None at once."""
-        with self._freed:
+        with self._lock:
             return self._free.pop() if self._free else None
 
     def take(self, connection: Connection) -> Slot:
@@ -58,12 +60,16 @@ class StagingSlots:
             The session ended meanwhile.
         """
         while True:
-            with self._freed:
+            with self._lock:
                 if self._free:
                     return self._free.pop()
                 oldest = next(iter(self._held.values()), None)
                 if oldest is None:  # other threads fill or drain them all
-                    self._freed.wait(_HANDOVER_SECONDS)
+                    self._awaited += 1
+                    try:
+                        self._freed.wait(_HANDOVER_SECONDS)
+                    finally:
+                        self._awaited -= 1
             if oldest is None:
                 connection.refresh()
             else:
@@ -71,14 +77,15 @@ class StagingSlots:
 
     def give(self, slot: Slot) -> None:
         """Back to the free ones; from any thread."""
-        with self._freed:
+        with self._lock:
             self._held.pop(slot, None)
             if slot not in self._free:  # a lost session's answers may come twice
                 self._free.append(slot)
-            self._freed.notify()
+            if self._awaited:
+                self._freed.notify()
 
     def hold(self, slot: Slot, pending: Pending) -> None:
         """Note that the answer to ``pending`` will give the slot back."""
-        with self._freed:
+        with self._lock:
             if not pending.done:
                 self._held[slot] = pending

@@ -11,11 +11,12 @@ class Users:
     """Counts threads that copy to or from the window; ``with users:`` around each copy."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
-        self._count = 0
+        self._lock = threading.Lock()
+        self._none = threading.Condition(self._lock)
+        self._count = self._awaited = 0
 
     def __enter__(self) -> None:
-        with self._changed:
+        with self._lock:
             self._count += 1
 
     def __exit__(
@@ -24,11 +25,16 @@ class Users:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        with self._changed:
+        with self._lock:
             self._count -= 1
-            self._changed.notify_all()
+            if self._awaited and not self._count:
+                self._none.notify_all()
 
     def wait_for_none(self, seconds: float) -> bool:
         """Whether nobody uses the memory any more, waiting for that at most ``seconds``."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._count, seconds)
+        with self._lock:
+            self._awaited += 1
+            try:
+                return self._none.wait_for(lambda: not self._count, seconds)
+            finally:
+                self._awaited -= 1

@@ -59,8 +59,7 @@ class WaitingRoom:
         self._closed = False
         self._stirred = False
         self._has_followers = False  # since ever: most programs have one thread
-        self._left = threading.Event()
-        self._left.set()
+        self._left: threading.Event | None = None
         self._wire = wire
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll = select.poll()
@@ -78,14 +77,15 @@ class WaitingRoom:
             continue
 
     def _turn(self, ready: Callable[[], bool], pending: Pending | None) -> bool:
-        """One look, and one sleep if that was in vain."""
+        """Wait for something once, and look; whether ``ready()`` holds."""
         leads = False
         try:
             with self._lock:
-                if self._look(ready):
+                # Who leads looks when something has come, all others now.
+                leads = not ready() and self._takes_the_lead()
+                if not leads and self._look(ready):
                     self._hand_over()  # an heir may find its own answer before it leads
                     return True
-                leads = self._takes_the_lead()
                 if not leads and pending is not None and pending.event is None:
                     pending.event = threading.Event()
                     self._has_followers = True
@@ -100,12 +100,17 @@ class WaitingRoom:
             with self._lock:
                 self._step_down()
                 leads = False
-                return not self._closed and ready()
+                try:
+                    return self._look(ready)
+                finally:
+                    self._hand_over()
         except BaseException:  # KeyboardInterrupt: the others need a leader all the same
             while leads:
                 with contextlib.suppress(KeyboardInterrupt), self._lock:
                     self._step_down()
                     leads = False
+                    self._drain()
+                    self._hand_over()
             raise
 
     def _takes_the_lead(self) -> bool:
@@ -113,7 +118,6 @@ class WaitingRoom:
         if self._leading:
             return False
         self._leading = True
-        self._left.clear()
         return True
 
     def stir(self) -> None:
@@ -127,13 +131,14 @@ class WaitingRoom:
         the number at once."""
         self._closed = True
         if self._leading:
+            self._left = threading.Event()
             os.eventfd_write(self._wake, 1)
         else:
             os.close(self._wake)
 
     def is_left(self, seconds: float) -> bool:
         """After `close`: whether the last leader has gone, waiting for it so many seconds."""
-        return self._left.wait(seconds)
+        return self._left is None or self._left.wait(seconds)
 
     def _follow(self, pending: Pending, event: threading.Event) -> None:
         try:
@@ -168,15 +173,12 @@ class WaitingRoom:
     def _step_down(self) -> None:
         """Under the lock."""
         self._leading = False
-        self._left.set()
-        if self._closed:
+        if self._left is not None:  # since it leads the connection was closed
             os.close(self._wake)
-            return
-        if self._stirred:
+            self._left.set()
+        elif self._stirred:
             self._stirred = False
             os.eventfd_read(self._wake)
-        self._drain()
-        self._hand_over()
 
     def _hand_over(self) -> None:
         """Wake one that waits, if nobody leads. Under the lock, by whoever leaves."""

@@ -142,6 +142,12 @@ class Wire:
         self._announced = frames is None
         return frames
 
+    @property
+    def may_have_more(self) -> bool:
+        """After `receive` gave something: whether it is worth calling again at once."""
+        replies = self._replies
+        return replies is None or replies.has_more or self._held is not None
+
     def _look(self) -> None:
         self._dialer.check()
         while self._held is None and (frames := self._dialer.receive()) is not None:

@@ -68,7 +68,7 @@ class Status(IntEnum):
 # --- commands of a session, on its own socket ----------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Attach:
     """Binds the connection to the session. With ``inline`` there is no window, all else is 0."""
 
@@ -88,7 +88,7 @@ class Attach:
     page (`Feature.RING`)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Grow:
     """Maps frames at virtual page ``vpn`` as one segment and registers it as a whole."""
 
@@ -97,7 +97,7 @@ class Grow:
     table: Runs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Shrink:
     """Gives back the segment that starts at virtual page ``vpn``."""
 
@@ -105,7 +105,7 @@ class Shrink:
     vpn: U64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Malloc:
     """Values: [device address]. ``taken`` names the block of the answer before, whose address the
     frontend could not reserve: it is kept aside; 0 otherwise."""
@@ -116,13 +116,13 @@ class Malloc:
     taken: U64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Free:
     id: U64
     address: U64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CopyIn:
     """Window to device."""
 
@@ -134,7 +134,7 @@ class CopyIn:
     stream: U64 = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CopyOut:
     """Device to window."""
 
@@ -146,7 +146,7 @@ class CopyOut:
     stream: U64 = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CopyOn:
     """Device to device."""
 
@@ -157,7 +157,7 @@ class CopyOn:
     stream: U64 = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Push:
     """Inline host to device: the bytes are the message's second frame."""
 
@@ -167,7 +167,7 @@ class Push:
     stream: U64 = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pull:
     """Inline device to host: the bytes are the second frame of the Result."""
 
@@ -177,7 +177,7 @@ class Pull:
     stream: U64 = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Memset:
     id: U64
     address: U64
@@ -186,7 +186,7 @@ class Memset:
     stream: U64 = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StreamCreate:
     """The frontend mints the number, from `FIRST_STREAM` up, so that creating is a post."""
 
@@ -198,13 +198,13 @@ class StreamCreate:
     """cudaStreamCreateWithPriority's priority, with the sign turned: 0 is the lowest."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StreamDestroy:
     id: U64
     stream: U64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StreamWait:
     """Work put on ``stream`` from now on waits for the last record of ``event``."""
 
@@ -213,7 +213,7 @@ class StreamWait:
     event: U64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EventCreate:
     id: U64
     event: U64
@@ -221,13 +221,13 @@ class EventCreate:
     flags: U32
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EventDestroy:
     id: U64
     event: U64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EventRecord:
     """Answered when the event is reached: so a query of it needs no message."""
 
@@ -236,7 +236,7 @@ class EventRecord:
     stream: U64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Elapsed:
     """Values: [the bits of a 32-bit float, milliseconds]."""
 
@@ -245,7 +245,7 @@ class Elapsed:
     end: U64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MemInfo:
     """Values: [free, total]."""
 
@@ -253,12 +253,12 @@ class MemInfo:
     device: U32
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ping:
     id: U64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Bye:
     """The last word of a client that leaves in order."""
 
@@ -293,7 +293,7 @@ COMMAND_CODES = {
 # --- answers of a session ------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Result:
     """The one answer to command ``id``."""
 
@@ -307,7 +307,7 @@ class Result:
     """For people: why it failed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Done:
     """Answers the commands from ``first`` on, ``count`` of them: success, with no values."""
 
@@ -316,14 +316,14 @@ class Done:
     count: U32
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Credit:
     """Gives credits back when many commands were taken and none has finished."""
 
     taken: U64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sticky:
     """The worker's last word: its context is gone with this cudaError_t."""
 

@@ -21,8 +21,9 @@ SPIN_SECONDS = 0.02
 LINGER_SECONDS = 0.0005
 """A program that calls in a loop sends its next command well within that time."""
 
-BRIEF_SECONDS = 0.0001
-"""Where few processors are: about what going to sleep and waking up cost."""
+BRIEF_SECONDS = 0.0003
+"""Where few processors are: three times what going to sleep and waking up cost, and more than a
+program needs between two small calls."""
 
 CORES_TO_SPIN = 4
 """Client, session thread, and the I/O thread of each side want to run at the same time."""

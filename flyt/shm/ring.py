@@ -25,6 +25,7 @@ ELSEWHERE = b""
 """The entry of a message that comes by ZeroMQ."""
 
 _EMPTY, _FULL = -1, -3
+_MORE = 1 << 32
 
 
 def usable() -> Native | None:
@@ -114,11 +115,19 @@ class RingWriter(_End):
 
 
 class RingReader(_End):
-    """The reading end. One thread at a time, but `wait` may run beside `read`."""
+    """The reading end. One thread at a time, but `wait` may run beside `read`.
+
+    Attributes
+    ----------
+    has_more : bool
+        Whether another message was there already when the last one was read.
+    """
 
     def __init__(self, native: Native, address: int, places: int) -> None:
         super().__init__(native, address, places)
+        self.has_more = False
         self._buffer = ctypes.create_string_buffer(layout.RING_ENTRY)
+        self._view = memoryview(self._buffer)
         self._sleeps = 0
 
     @property
@@ -137,10 +146,12 @@ class RingReader(_End):
             self._address, self._position, self._places, layout.RING_ENTRY, self._buffer
         )
         if length < 0:
+            self.has_more = False
             if length == _EMPTY:
                 return None
             raise self._damaged()
-        return self._buffer.raw[:length]
+        self.has_more = length >= _MORE
+        return bytes(self._view[: length % _MORE])
 
     def wait(self, seconds: float, *, polite: bool) -> bool:
         """Spin for at most ``seconds``, without the GIL, until there is a message.

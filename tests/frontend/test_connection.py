@@ -17,6 +17,7 @@ from flyt.errors import CommandTimeout, DeviceError, ProtocolError
 from flyt.frontend.connection import Connection, Lost
 from flyt.frontend.inflight import Pending
 from flyt.rpc import messages as m
+from flyt.rpc.patience import Deadline
 
 LIMIT = 20.0
 DEVICES_UNAVAILABLE = 46
@@ -100,11 +101,18 @@ def test_finish_runs_once_with_the_answer(connection: Connection, server: Any) -
     connection.raise_deferred()
 
 
-def test_wait_at_most(connection: Connection, server: Any) -> None:
-    pending = connection.submit(m.Ping)
-    assert connection.wait_at_most(pending, 0.05) is False
-    server.answer(server.take()[0])
-    assert connection.wait_at_most(pending, LIMIT) is True
+def test_settle(connection: Connection, server: Any) -> None:
+    connection.settle(Deadline.after(0.0))  # nothing was sent
+    first, second = connection.submit(m.Ping), connection.submit(m.Ping)
+    connection.settle(Deadline.after(0.05))
+    assert not first.done
+    one, two = server.take()[0], server.take()[0]
+    server.answer(two)
+    connection.settle(Deadline.after(0.05))
+    assert (first.done, second.done) == (False, True)
+    server.answer(one)
+    connection.settle(Deadline.after(LIMIT))
+    assert first.done
 
 
 def test_waiting_for_what_is_done(connection: Connection, server: Any) -> None:

@@ -17,7 +17,7 @@ from flyt.frontend.staging import Slot, StagingSlots
 from flyt.frontend.staging_ring import StagingRing
 from flyt.frontend.statistics import Statistics
 from flyt.frontend.streams import Stream
-from flyt.frontend.transfer import StagedWay
+from flyt.frontend.ways import StagedWay
 from flyt.rpc import messages as m
 from flyt.shm import memory
 from flyt.shm.copy import CopyEngine

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -429,6 +430,32 @@ def test_reset_reports_the_error_of_earlier_work(
     assert code(cudart.cudaDeviceReset()) == 999
     assert cudart.cudaDeviceReset() == (0,)
     assert cudart.cudaMalloc(4096)[0] == 0
+
+
+RESETS = """
+import flyt as cudart
+pointer = cudart.cudaMalloc(4096)[1]
+for _ in range(2):
+    answer = cudart.cudaMemcpy(pointer, bytes(4096), 4096, cudart.cudaMemcpyKind(1))
+    print(int(answer[0]), flush=True)
+print(int(cudart.cudaDeviceReset()[0]), flush=True)
+"""
+
+
+@pytest.mark.emulated_only(reason="injects the failure of a copy that was posted, and delays it")
+def test_a_slow_client_hears_of_the_error_before_its_ring_is_wiped(
+    backend: Callable[..., Any], start_client: Callable[..., subprocess.Popen[str]]
+) -> None:
+    daemon = backend(device_options="memory=64M,latency=0.5,fault=copy:999:2:async")
+    client = start_client(RESETS, daemon)
+    assert client.stdout is not None
+    assert client.stdout.readline() + client.stdout.readline() == "0\n0\n"
+    time.sleep(0.2)  # the reset waits, the first copy is under way
+    client.send_signal(signal.SIGSTOP)
+    time.sleep(1.0)  # the second copy fails; a session that had said goodbye would be gone by now
+    client.send_signal(signal.SIGCONT)
+    assert client.stdout.readline() == "999\n"
+    assert client.wait(LIMIT) == 0
 
 
 def test_reset_of_a_lost_session(

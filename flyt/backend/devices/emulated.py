@@ -31,7 +31,7 @@ CLOSE_PATIENCE = 3.0
 CLOSE_LIMIT = 5.0
 """Seconds after which close() returns, whatever still runs."""
 
-BRIEF_BYTES = 64 << 10
+BRIEF_BYTES = 4 << 20
 """What a memmove does in a few microseconds, less than waking a stream's thread takes."""
 
 _DISABLE_TIMING = 2

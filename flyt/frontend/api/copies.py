@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from cuda.bindings.runtime import cudaMemcpyKind
 
@@ -31,18 +31,11 @@ _SIDES: dict[int, tuple[bool, bool]] = {
 asks for no more (all 45 pairs of places and kinds read off an H200: tests/data)."""
 
 
-class _Copy(NamedTuple):
-    """A copy whose arguments were checked."""
-
-    destination: Place
-    source: Place
-    size: int
-
-
-def _checked(
+def _places(
     session: Session, to: HostArgument, origin: HostArgument, size: int, kind: Any
-) -> _Copy:
-    """Every check that CUDA makes at the call; no byte has moved when one fails."""
+) -> tuple[Place, Place]:
+    """Every check that CUDA makes at the call, and where the bytes go and come from; no byte has
+    moved when one fails."""
     sides = _SIDES.get(int(kind))
     if sides is None:
         raise DeviceError(INVALID_MEMCPY_DIRECTION, f"{kind!r} is no cudaMemcpyKind")
@@ -50,13 +43,18 @@ def _checked(
         raise DeviceError(INVALID_VALUE, "source or destination is NULL")
     check_source(origin, size)
     check_destination(to, size)
-    copy = _Copy(session.place(to.address, size), session.place(origin.address, size), size)
-    for needs_device, place, name in zip(sides, copy[:2], ("destination", "source"), strict=True):
-        if needs_device and place.space not in _ACCESSIBLE:
-            raise DeviceError(
-                INVALID_VALUE, f"the {name} {place.address:#x} is pageable memory, not the device's"
-            )
-    return copy
+    destination, source = session.places(size, to.address, origin.address)
+    if sides[0] and destination.space not in _ACCESSIBLE:
+        raise _pageable("destination", destination)
+    if sides[1] and source.space not in _ACCESSIBLE:
+        raise _pageable("source", source)
+    return destination, source
+
+
+def _pageable(name: str, place: Place) -> DeviceError:
+    return DeviceError(
+        INVALID_VALUE, f"the {name} {place.address:#x} is pageable memory, not the device's"
+    )
 
 
 def _copy(dst: Any, src: Any, count: int, kind: Any, stream: Any, *, wait: bool) -> Answer:
@@ -67,19 +65,19 @@ def _copy(dst: Any, src: Any, count: int, kind: Any, stream: Any, *, wait: bool)
     queue = None if wait else stream_of(session, stream)
     if not size:
         return ()
-    copy = _checked(session, to, origin, size, kind)
+    destination, source = _places(session, to, origin, size, kind)
     if queue is None:
-        queue = _legacy_of(session, copy)
-    session.transfers.copy(*copy, queue)
-    if wait and Space.PINNED in (copy.destination.space, copy.source.space):
+        queue = _legacy_of(session, destination, source)
+    session.transfers.copy(destination, source, size, queue)
+    if wait and Space.PINNED in (destination.space, source.space):
         session.scheduler.synchronize(queue)
     return ()
 
 
-def _legacy_of(session: Session, copy: _Copy) -> Stream:
+def _legacy_of(session: Session, destination: Place, source: Place) -> Stream:
     """The legacy stream of the device whose memory is copied, whatever device is current: later
     work on that device then waits for the copy."""
-    for place in (copy.destination, copy.source):
+    for place in (destination, source):
         if place.space == Space.DEVICE and place.allocation is not None:
             return session.scheduler.stream(LEGACY, place.allocation.device)
     return stream_of(session, LEGACY)
@@ -133,7 +131,7 @@ def _set(devPtr: Any, value: int, count: int, stream: Any) -> Answer:
     queue = stream_of(session, stream)
     if not size:
         return ()
-    place = session.place(address, size)
+    [place] = session.places(size, address)
     if place.space not in _ACCESSIBLE:
         raise DeviceError(INVALID_VALUE, f"{address:#x} is not memory that the device can fill")
     session.transfers.fill(place, value & 0xFF, size, queue)

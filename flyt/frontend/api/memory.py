@@ -163,7 +163,7 @@ def cudaHostGetDevicePointer(pHost: Any, flags: int) -> Answer:
     the GPU can't reach it, and the answer is cudaErrorNotSupported.
     """
     address = pointer(pHost).address
-    place = current.current().place(address, 1)
+    [place] = current.current().places(1, address)
     if flags or place.allocation is None or place.space != Space.PINNED:
         raise DeviceError(INVALID_VALUE, f"{address:#x} is no pinned memory, or flags are not 0")
     if place.allocation.registered:
@@ -178,7 +178,7 @@ def cudaHostGetDevicePointer(pHost: Any, flags: int) -> Answer:
 def cudaHostGetFlags(pHost: Any) -> Answer:
     """The flags of pinned memory; interior pointers are allowed."""
     address = pointer(pHost).address
-    place = current.current().place(address, 1)
+    [place] = current.current().places(1, address)
     if place.allocation is None or place.space != Space.PINNED:
         raise DeviceError(INVALID_VALUE, f"{address:#x} is no pinned memory")
     if place.allocation.registered:
@@ -203,7 +203,7 @@ def cudaPointerGetAttributes(ptr: Any) -> Answer:
     take it, but kernels can't use it (`cudaHostGetDevicePointer` says so).
     """
     address = pointer(ptr).address
-    place = current.current().place(address, 1)
+    [place] = current.current().places(1, address)
     attributes = cudaPointerAttributes()
     attributes.type = cudaMemoryType(int(place.space))
     known = place.allocation

@@ -13,7 +13,7 @@ import logging
 import os
 from pathlib import Path
 
-ABI = 2
+ABI = 3
 """What ``flyt_abi`` of a matching library answers."""
 
 LIBRARY = Path(__file__).resolve().parent / "libflyt.so"
@@ -30,6 +30,10 @@ _QUICK = {
     "flyt_ring_read": (ctypes.c_int64, (_ADDRESS, _POSITION, _U32, _U32, ctypes.c_char_p)),
     "flyt_ring_sleep": (ctypes.c_int, (_ADDRESS, _POSITION, _U64)),
     "flyt_ring_wake": (None, (_ADDRESS,)),
+    "flyt_shield_size": (ctypes.c_size_t, ()),
+    "flyt_shield_init": (None, (_ADDRESS, ctypes.POINTER(ctypes.c_int), ctypes.c_int, _ADDRESS)),
+    "flyt_shield_enter": (None, (_ADDRESS,)),
+    "flyt_shield_leave": (None, (_ADDRESS,)),
 }
 """Done in less time than giving the GIL away and getting it back takes."""
 
@@ -61,6 +65,10 @@ class Native:
         self.ring_read = quick.flyt_ring_read
         self.ring_sleep = quick.flyt_ring_sleep
         self.ring_wake = quick.flyt_ring_wake
+        self.shield_size = quick.flyt_shield_size
+        self.shield_init = quick.flyt_shield_init
+        self.shield_enter = quick.flyt_shield_enter
+        self.shield_leave = quick.flyt_shield_leave
         self.ring_wait = long.flyt_ring_wait
         self.engine_open = long.flyt_engine_open
         self.engine_copy = long.flyt_engine_copy

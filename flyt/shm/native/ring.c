@@ -18,6 +18,7 @@
 #define EMPTY (-1)
 #define DAMAGED (-2)
 #define FULL (-3)
+#define MORE (INT64_C(1) << 32)
 
 typedef struct {
     _Atomic uint64_t written; // messages that the writer has published
@@ -34,8 +35,8 @@ typedef struct {
     char bytes[];
 } entry_t;
 
-// What flyt/shm/native/__init__.py expects: it counts up whenever a function here or in copy.c changes.
-int flyt_abi(void) { return 2; }
+// What flyt/shm/native/__init__.py expects: it counts up whenever a function of these C files changes.
+int flyt_abi(void) { return 3; }
 
 static entry_t *entry_at(ring_t *ring, uint64_t position, uint32_t count, uint32_t size) {
     return (entry_t *)(ring->entries + (position % count) * (uint64_t)size);
@@ -69,7 +70,7 @@ int64_t flyt_ring_write(ring_t *ring, uint64_t *position, uint32_t count, uint32
 }
 
 // Copy the next message to `out`, which holds `size` bytes, and move the reader's private position.
-// Returns its length, EMPTY or DAMAGED.
+// Returns its length, with MORE added where another one follows; EMPTY or DAMAGED.
 int64_t flyt_ring_read(ring_t *ring, uint64_t *position, uint32_t count, uint32_t size, char *out) {
     uint64_t written = atomic_load_explicit(&ring->written, memory_order_acquire);
     if (written == *position)
@@ -82,7 +83,7 @@ int64_t flyt_ring_read(ring_t *ring, uint64_t *position, uint32_t count, uint32_
         return DAMAGED;
     memcpy(out, entry->bytes, length);
     atomic_store_explicit(&ring->taken, ++*position, memory_order_release);
-    return length;
+    return written != *position ? length + MORE : length;
 }
 
 static uint64_t now_ns(void) {
