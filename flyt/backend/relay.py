@@ -6,8 +6,9 @@ then on the supervisor hands whole messages over, unread, between that connectio
 private socket. Each message passes one more process, so this is slower than a port per session.
 
 From its ATTACH on the connection is no visitor any more (`flyt.backend.visitors`): it may idle and
-send as a session does. What is kept for it is bounded by the credits of a session, and by answers
-being left with the session while the client does not read.
+send as a session does. What is kept for it is bounded by the credits of a session, by answers being
+left with the session while the client does not read, and, since libzmq shows no part of a message
+that has not ended, by what the kernel says that the client has sent.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ import os
 import zmq
 
 from flyt.backend.loop import EventLoop, Timer
-from flyt.backend.wire import UNREAD
+from flyt.backend.visitors import resident_bytes
+from flyt.backend.wire import BACKLOG, UNREAD
 from flyt.errors import ConfigurationError, ProtocolError
 from flyt.rpc import messages as m
+from flyt.rpc.connections import received_over_tcp
 from flyt.rpc.endpoints import Endpoint
 from flyt.rpc.sockets import Dialer, Full, Incoming, Listener
 from flyt.shm.runtime_dir import runtime_dir
@@ -45,6 +48,19 @@ MESSAGE_BYTES = 2 * m.INLINE_CHUNK
 AGAIN_SECONDS = 0.005
 """Until a client that had not read its answers is tried again: libzmq does not tell that it has."""
 
+FRAME_OVERHEAD = 64
+"""Bytes that ZeroMQ and CURVE add to a frame, at most."""
+
+MOST_BEHIND = (BACKLOG + 16) * MESSAGE_BYTES
+"""Bytes that a client may have sent and that were not handed over: libzmq keeps so many messages
+for us, the kernel and a message on its way the rest."""
+
+LOOK_SECONDS = 0.1
+"""Between two looks at our own memory while there are relayed sessions."""
+
+GROWN_BYTES = 64 << 20
+"""When this process has grown by so much, it looks which client is behind it."""
+
 DEVICES_UNAVAILABLE = 46
 
 Key = tuple[int, bytes]
@@ -59,6 +75,8 @@ class _Line:
     identity: bytes
     source: int
     dialer: Dialer
+    taken: int = 0
+    """Bytes that the client sent and that were handed over."""
     owed: list[bytes] | None = None
     """An answer that found no room."""
     again: Timer | None = None
@@ -86,6 +104,8 @@ class Relay:
         self.endpoint = Endpoint.parse(f"ipc://{path}")
         self._expected: dict[bytes, tuple[str, str, Timer]] = {}
         self._lines: dict[Key, _Line] = {}
+        self._looking: Timer | None = None
+        self._base = 0
 
     @property
     def most_bytes(self) -> int:
@@ -107,7 +127,9 @@ class Relay:
         line = self._lines.get(key) or self._joined(listener, incoming)
         if line is None:
             return False
-        if sum(map(len, incoming.frames)) > MESSAGE_BYTES:
+        size = sum(map(len, incoming.frames))
+        line.taken += size + FRAME_OVERHEAD * (len(incoming.frames) + 1)
+        if size > MESSAGE_BYTES:
             self._drop(key, f"the client sent a message of more than {MESSAGE_BYTES} bytes")
         elif not line.dialer.send(incoming.frames):
             line.dialer.check()
@@ -127,6 +149,8 @@ class Relay:
 
     def close(self) -> None:
         """End all, before the listeners are closed."""
+        if self._looking is not None:
+            self._looking.cancel()
         for key in list(self._lines):
             self._drop(key, "this backend is shutting down")
         for *_, limit in self._expected.values():
@@ -156,12 +180,35 @@ class Relay:
         except ConfigurationError as exc:
             log.error("can't relay a session: %s", exc)
             return None
-        line = _Line(listener, incoming.identity, incoming.source, dialer)
+        sent = received_over_tcp(incoming.source)
+        line = _Line(listener, incoming.identity, incoming.source, dialer, taken=sent)
         key = id(listener), incoming.identity
         self._lines[key] = line
-        listener.connections.ended(incoming.source)
+        listener.connections.settled(incoming.source)
         self._watch(key, line)
+        if self._looking is None:
+            self._base = resident_bytes()
+            self._looking = self._loop.call_later(LOOK_SECONDS, self._look)
         return line
+
+    def _look(self) -> None:
+        """Cut off who has sent far more than came out, which is a message without end."""
+        self._looking = None
+        if not self._lines:
+            return
+        self._looking = self._loop.call_later(LOOK_SECONDS, self._look)
+        now = resident_bytes()
+        if now <= self._base + GROWN_BYTES:
+            self._base = min(self._base, now)
+            return
+        self._base = now
+        for key, line in list(self._lines.items()):
+            sent = received_over_tcp(line.source)
+            line.taken = min(line.taken, sent)  # the overhead is an upper bound: it adds no credit
+            if sent - line.taken > MOST_BEHIND:
+                log.warning("cutting a relayed session off: it sends a message without end")
+                line.listener.connections.cut([line.source])
+                self._drop(key, "")
 
     def _watch(self, key: Key, line: _Line) -> None:
         for source in line.dialer.pollables:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import socket
+import struct
 import time
 from collections.abc import Iterable
 
@@ -39,6 +40,27 @@ class Peer:
         return cls(text, key=key)
 
 
+_BYTES_RECEIVED = struct.Struct("=128xQ")
+"""``tcpi_bytes_received`` in Linux's ``struct tcp_info``."""
+
+
+def received_over_tcp(descriptor: int) -> int:
+    """Bytes that the peer of a TCP connection has sent and the kernel has taken; 0 of anything
+    else."""
+    try:
+        copy = os.dup(descriptor)
+    except OSError:
+        return 0  # it has ended meanwhile
+    with socket.socket(fileno=copy) as connection:
+        try:
+            about = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)
+        except OSError:
+            return 0
+    if len(about) < _BYTES_RECEIVED.size:
+        return 0
+    return int(_BYTES_RECEIVED.unpack(about)[0])
+
+
 def inode_of(descriptor: int) -> int:
     """What a descriptor stands for; 0 when it is closed."""
     try:
@@ -48,7 +70,7 @@ def inode_of(descriptor: int) -> int:
 
 
 class Connections:
-    """Who is connected. Used by the listener's thread alone."""
+    """Who is connected, and not settled. Used by the listener's thread alone."""
 
     def __init__(self) -> None:
         self._heard: dict[int, float] = {}  # the one that was heard longest ago comes first
@@ -62,9 +84,12 @@ class Connections:
         self._inodes[descriptor] = inode_of(descriptor)
         self._heard[descriptor] = time.monotonic()
 
+    def settled(self, descriptor: int) -> None:
+        """It is no stranger's any more: not counted and not timed from now on."""
+        self._heard.pop(descriptor, None)
+
     def ended(self, descriptor: int) -> None:
-        """libzmq closed it, or it is nobody's business here any more: it is not counted, timed or
-        cut from now on."""
+        """libzmq closed it."""
         self._heard.pop(descriptor, None)
         self._inodes.pop(descriptor, None)
 

@@ -11,9 +11,12 @@ import logging
 import os
 import re
 import stat
+import struct
 import tempfile
 
+import zmq
 from zmq.auth import create_certificates, load_certificate
+from zmq.utils import z85
 
 from flyt.errors import ConfigurationError
 
@@ -23,7 +26,9 @@ PUBLIC, SECRET = ".key", ".key_secret"
 """Ends of the files' names."""
 
 KEY_CHARACTERS = 40
-"""Of a key in Z85: 32 bytes."""
+"""Of a key in Z85."""
+
+KEY_BYTES = 32
 
 _NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 
@@ -85,13 +90,29 @@ def _read(path: str, setting: str) -> tuple[bytes, bytes | None]:
         public, secret = load_certificate(path)
     except (OSError, ValueError) as exc:
         raise ConfigurationError(f"{setting} {path}: {_reason(exc)}") from exc
+    if not zmq.has("curve"):
+        raise ConfigurationError(
+            f"{setting}: this libzmq was built without CURVE; install pyzmq's own wheel"
+        )
     for key in (public, secret):
-        if key is not None and len(key) != KEY_CHARACTERS:
+        if key is not None and not _is_key(key):
             raise ConfigurationError(
-                f"{setting} {path}: a key in it has {len(key)} characters instead of "
-                f"{KEY_CHARACTERS}; make one with flyt keygen"
+                f"{setting} {path}: what it holds is no key of {KEY_CHARACTERS} characters in Z85; "
+                "make one with flyt keygen"
             )
+    if secret is not None and zmq.curve_public(secret) != public:
+        raise ConfigurationError(
+            f"{setting} {path}: its public key is not that of its secret key; make one with flyt "
+            "keygen"
+        )
     return public, secret
+
+
+def _is_key(text: bytes) -> bool:
+    try:
+        return len(text) == KEY_CHARACTERS and len(z85.decode(text)) == KEY_BYTES
+    except (KeyError, struct.error):  # a character, or five of them, that stand for nothing
+        return False
 
 
 def _reason(exc: OSError | ValueError) -> str:

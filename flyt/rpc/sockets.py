@@ -118,11 +118,11 @@ class Listener:
         # Else what a gone peer, or one beyond its mark, was to get vanishes silently.
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._guarded = key is not None and address.startswith("tcp:")
-        if key is not None and self._guarded:
-            curve.guard(socket, key)
         self._wire = Monitored(socket, int(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED))
         self.connections = Connections()
         try:
+            if key is not None and self._guarded:
+                curve.guard(socket, key)
             self.endpoint = _bind(socket, address)
         except BaseException:
             self._wire.close()
@@ -267,8 +267,6 @@ class Dialer:
         socket.setsockopt(zmq.RCVHWM, backlog)
         socket.setsockopt(zmq.SNDHWM, unsent)
         self._has_keys = keys is not None and endpoint.scheme == "tcp"
-        if keys is not None and self._has_keys:
-            curve.identify(socket, keys)
         self._wire = Monitored(socket, int(zmq.EVENT_CONNECTED) | sum(_ENDS))
         self.endpoint = endpoint
         self.descriptor = -1
@@ -276,6 +274,8 @@ class Dialer:
         self.refused = False
         self._inode = 0
         try:
+            if keys is not None and self._has_keys:
+                curve.identify(socket, keys)
             socket.connect(str(endpoint))
         except zmq.ZMQError as exc:
             self._wire.close()

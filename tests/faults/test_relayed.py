@@ -21,7 +21,7 @@ from flyt.rpc.endpoints import Endpoint
 from flyt.rpc.handshake import Feature
 from flyt.rpc.sockets import Dialer, Incoming, Listener, open_context
 from tests.faults.test_greed import forget_peak, memory_of, payload_of
-from tests.faults.zmtp import Zmtp, frame
+from tests.faults.zmtp import MORE, Zmtp, frame
 from tests.pair.raw import Honest, eventually, say, session_of
 
 MIB = 1 << 20
@@ -222,6 +222,35 @@ def test_a_relayed_client_that_reads_nothing(served: Any) -> None:
             while left:
                 head, data = payload_of(deaf)
                 assert data == left.pop(head.id).to_bytes(2, "big") * (MIB // 2)
+        assert eventually(lambda: session_of(served, os.getpid()) is None)
+    finally:
+        honest.close()
+
+
+def test_a_relayed_message_without_end(served: Any) -> None:
+    where = Endpoint.parse(served.endpoints[1])
+    hello = m.Hello(m.PROTOCOL_VERSION, (Feature.INLINE,), os.getpid(), "endless")
+    welcome = say(str(where), hello)
+    assert isinstance(welcome, m.Welcome)
+    honest = Honest(served)
+    forget_peak(served.pid)
+    before = memory_of(served.pid)
+    endless = frame(bytes(MIB), MORE)
+    sent = 0
+    try:
+        with Zmtp(where) as greedy:
+            greedy.send(m.COMMANDS.encode(m.Attach(1, welcome.token, True, 0, 0, (), 0)))
+            greedy.message()
+            try:
+                while sent < 4 << 30:
+                    sent += greedy.socket.send(endless[sent % len(endless) :])
+            except OSError as exc:
+                how = repr(exc)
+        assert sent < 4 << 30, "it was never cut off"
+        peak = memory_of(served.pid, "VmHWM") - before
+        assert peak < 2 << 30, f"the daemon grew by {peak >> 20} MiB"
+        assert "cutting a relayed session off" in served.log, how
+        assert honest.carries_on(2)
         assert eventually(lambda: session_of(served, os.getpid()) is None)
     finally:
         honest.close()

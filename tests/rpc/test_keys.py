@@ -13,6 +13,9 @@ import zmq
 from flyt.errors import ConfigurationError
 from flyt.rpc.keys import AuthorizedKeys, ClientKeys, make, read_pair, read_public
 
+NO_KEYS = [b"short", b"x" * 41, b"~" * 40, b"#" * 40, b"\xff" * 40]
+"""Too short, too long, characters that Z85 lacks, groups of five that exceed 32 bits."""
+
 
 def mode_of(path: str | Path) -> int:
     return stat.S_IMODE(os.stat(path).st_mode)
@@ -72,13 +75,23 @@ def test_what_is_no_key_file(tmp_path: Path) -> None:
     public, *_ = make(str(tmp_path / "keys"), "client")
     with pytest.raises(ConfigurationError, match="holds no secret key"):
         read_pair(public, "FLYT_KEY")
-    for content in (b"", b"rubbish", b'public-key = "short"\n'):
+    contents = [b"", b"rubbish", *(b"public-key = " + key for key in NO_KEYS)]
+    for content in contents:
         file = tmp_path / "rubbish.key"
         file.write_bytes(content)
         with pytest.raises(ConfigurationError, match=r"FLYT_SERVER_KEY .*rubbish\.key"):
             read_public(str(file), "FLYT_SERVER_KEY")
     with pytest.raises(ConfigurationError, match="FLYT_KEY"):
         read_pair(str(tmp_path / "none"), "FLYT_KEY")
+
+
+def test_a_public_key_of_another_secret(tmp_path: Path) -> None:
+    _, secret, key = make(str(tmp_path / "keys"), "client")
+    other = make(str(tmp_path / "keys"), "other")[2]
+    content = Path(secret).read_bytes().replace(key, other)
+    Path(secret).write_bytes(content)
+    with pytest.raises(ConfigurationError, match="is not that of its secret key"):
+        read_pair(secret, "FLYT_KEY")
 
 
 def test_authorized_keys_come_and_go(tmp_path: Path) -> None:
