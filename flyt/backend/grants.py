@@ -34,7 +34,7 @@ class FrameDesk:
             try:
                 refused = self.ledger.grant(order.session, order.frames)
             except RegionError as exc:
-                log.warning("session %x asks for impossible frames: %s", order.session, exc)
+                log.warning("session %016x asks for impossible frames: %s", order.session, exc)
                 refused = self.ledger.nameable(order.frames)
         else:
             refused = self.ledger.nameable(order.frames)  # it was ended meanwhile

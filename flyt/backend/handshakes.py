@@ -7,13 +7,14 @@ import dataclasses
 import logging
 import secrets
 import time
-from typing import Any, Protocol
 
 from flyt.backend.loop import EventLoop, Timer
+from flyt.backend.options import MAX_SESSIONS
 from flyt.backend.orders import Opened
 from flyt.backend.pool import WorkerPool
 from flyt.backend.principals import Principal, principal_of
 from flyt.backend.relay import Relay
+from flyt.backend.terms import Terms
 from flyt.backend.workers import (
     DEVICES_UNAVAILABLE,
     START_LIMIT,
@@ -24,7 +25,7 @@ from flyt.backend.workers import (
 from flyt.errors import DeviceError, FlytError, HandshakeError, ProtocolError
 from flyt.rpc.handshake import Feature, Offer, foreign_version, negotiate, offer, offer_of
 from flyt.rpc.messages import HELLOS, WELCOMES, AskStatus, Hello, Refused, StatusReport, Welcome
-from flyt.rpc.sockets import Incoming, Listener, Peer
+from flyt.rpc.sockets import Full, Incoming, Listener
 from flyt.shm import ring
 
 log = logging.getLogger(__name__)
@@ -34,9 +35,6 @@ NO_DEVICE = 100
 
 HANDSHAKE_LIMIT = START_LIMIT + 10.0
 """Seconds from HELLO to WELCOME; a new worker's start is in between."""
-
-MAX_SESSIONS = 1000
-"""Each is a thread, a socket and tens of descriptors in a worker."""
 
 MAX_PENDING = 256
 """HELLOs not yet answered; anybody can send one, and each costs a socket in a worker."""
@@ -49,26 +47,6 @@ PROGRAM_LIMIT = 64
 
 TEXT_LIMIT = 4096
 """Characters that the protocol has for a reason."""
-
-
-class Terms(Protocol):
-    """What the daemon offers to every session."""
-
-    @property
-    def memory_limit(self) -> int:
-        """Bytes of device memory; 0 for no limit."""
-
-    @property
-    def session_ports(self) -> str:
-        """TCP ports of session sockets: ``*`` or ``A-B``."""
-
-    def welcome(
-        self, opened: Opened, token: bytes, snapshot: dict[str, Any], features: frozenset[Feature]
-    ) -> Welcome:
-        """The words of welcome to a session that has its socket."""
-
-    def report(self, peer: Peer) -> StatusReport | Refused:
-        """The answer to AskStatus."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -94,7 +72,7 @@ class _Pending:
 
     def answer(self, message: Welcome | Refused) -> bool:
         """Whether the client is still there to hear it."""
-        return self.listener.send(self.incoming.identity, [WELCOMES.encode(message)])
+        return _send(self.listener, self.incoming, message)
 
 
 class Handshakes:
@@ -122,6 +100,8 @@ class Handshakes:
         self._terms = terms
         self._relay = relay
         self._pending: dict[tuple[int, int], _Pending] = {}
+        self._staying: dict[tuple[int, int], tuple[WorkerProcess, int]] = {}
+        """Clients that were welcomed and keep the connection until they have attached."""
         self.garbage = 0
 
     # --- what clients do ---
@@ -140,17 +120,23 @@ class Handshakes:
             if self._relay is None or not self._relay.takes(listener, incoming):
                 self._arrived(listener, incoming)
 
+    def waits(self, listener: Listener, source: int) -> bool:
+        """Whether this connection is between HELLO and WELCOME."""
+        return (id(listener), source) in self._pending
+
     def _arrived(self, listener: Listener, incoming: Incoming) -> None:
         principal = principal_of(incoming.peer, listener.endpoint)
         if principal is None or incoming.source < 0:
             return  # it has gone already
-        answer: StatusReport | Refused
+        answer: Refused
         try:
             message = _decode(incoming)
+            listener.connections.heard(incoming.source)
             if not isinstance(message, AskStatus):
                 self._greet(listener, incoming, principal, message)
                 return
-            answer = self._terms.report(incoming.peer)
+            self._terms.report(incoming.peer, lambda report: _send(listener, incoming, report))
+            return
         except ProtocolError as exc:
             self.garbage += 1
             log.debug("dropping garbage of %s: %s", principal, exc)
@@ -161,7 +147,7 @@ class Handshakes:
         except DeviceError as exc:
             log.warning("refusing a client of %s: %s", principal, exc.detail)
             answer = Refused(exc.code, exc.detail)
-        listener.send(incoming.identity, [WELCOMES.encode(answer)])
+        _send(listener, incoming, answer)
 
     def _greet(
         self, listener: Listener, incoming: Incoming, principal: Principal, hello: Hello
@@ -179,16 +165,29 @@ class Handshakes:
                     DEVICES_UNAVAILABLE,
                     f"{MAX_PENDING} clients are waiting for this backend already; try again later",
                 )
-            if self._pool.session_count >= MAX_SESSIONS:
-                raise DeviceError(
-                    DEVICES_UNAVAILABLE,
-                    f"this backend serves {MAX_SESSIONS} sessions already; end some of them",
-                )
+            self._check_room(principal)
             self._assign(pending)
         except FlytError:
             limit.cancel()
             raise
         self._pending[pending.key] = pending
+
+    def _check_room(self, principal: Principal) -> None:
+        limit = self._terms.sessions_per_user
+        own = self._pool.sessions_of(principal) + sum(
+            p.principal == principal and not p.session for p in self._pending.values()
+        )
+        if own >= limit:
+            raise DeviceError(
+                DEVICES_UNAVAILABLE,
+                f"{principal} has {own} sessions, as many as one user may have here "
+                "(--sessions-per-user); end some of them",
+            )
+        if self._pool.session_count >= MAX_SESSIONS:
+            raise DeviceError(
+                DEVICES_UNAVAILABLE,
+                f"this backend serves {MAX_SESSIONS} sessions already; end some of them",
+            )
 
     def _assign(self, pending: _Pending) -> None:
         worker = pending.worker = self._pool.assign(pending.principal)
@@ -217,6 +216,9 @@ class Handshakes:
         pending = self._pending.get(key)
         if pending is not None:
             self._drop(pending, "the client went away before its WELCOME")
+        if (staying := self._staying.pop(key, None)) is not None:
+            worker, session = staying
+            worker.end_session(session, "the client went away", unless_attached=True)
 
     # --- what workers do ---
 
@@ -243,8 +245,11 @@ class Handshakes:
         )
         if not pending.answer(welcome):
             worker.end_session(opened.session, "the client went away before its WELCOME")
-        elif (relay := self._relay_of(pending)) is not None:
+            return
+        if (relay := self._relay_of(pending)) is not None:
             relay.expect(pending.token, worker.sessions[opened.session].address)
+        if Feature.STAYS in pending.features:
+            self._staying[pending.key] = worker, opened.session
 
     def _relay_of(self, pending: _Pending) -> Relay | None:
         return self._relay if pending.listener.endpoint.scheme == "tcp" else None
@@ -294,6 +299,15 @@ class Handshakes:
     def _forget(self, pending: _Pending) -> None:
         pending.limit.cancel()
         del self._pending[pending.key]
+
+
+def _send(listener: Listener, incoming: Incoming, answer: Welcome | Refused | StatusReport) -> bool:
+    """Whether the client is still there to hear it, and hears."""
+    try:
+        return listener.send(incoming.identity, [WELCOMES.encode(answer)])
+    except Full:
+        log.warning("dropping an answer: a client asks on and on and reads nothing")
+        return False
 
 
 def _offer() -> Offer:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -62,6 +63,12 @@ class Holdings:
         Notifications that are still to come.
     has_news : bool
         Whether work was marked on its own since the last `look`: its end may be near.
+    told : int
+        How often somebody heard of the end of work.
+    moved : int
+        Bytes of the copies so far.
+    errors : int
+        Commands that the device refused or failed.
     """
 
     def __init__(self, services: Services, call_soon: CallSoon, limit: int) -> None:
@@ -72,11 +79,21 @@ class Holdings:
         self.bounce: BounceBuffer | None = None
         self.waiting = 0
         self.has_news = False
+        self.told = self.moved = self.errors = 0
         self._services = services
         self._call_soon = call_soon
         self._pools: dict[int, Handle] = {}
         self._marks: dict[SessionStream, collections.deque[_Watched]] = {}
         self._unmarked: dict[SessionStream, list[Finished]] = {}
+
+    def figures(self) -> dict[str, int]:
+        """For displays; from any thread."""
+        return {
+            "device_bytes": self.blocks.used,
+            "in_flight": self.waiting,
+            "bytes_moved": self.moved,
+            "errors": self.errors,
+        }
 
     @property
     def devices(self) -> list[Device]:
@@ -217,6 +234,7 @@ class Holdings:
     def _tell(self, all_finished: list[Finished], code: int) -> None:
         """Tell all who wait for a mark, also when one of them ends the session."""
         first: Exception | None = None
+        self.told += 1
         for finished in all_finished:
             self.waiting -= 1
             try:
@@ -248,11 +266,15 @@ class Holdings:
             self.take_back(block)
 
     def destroy(self) -> None:
-        """Give back pools, streams and the bounce buffer; all work is done."""
-        for device in self.devices:
-            if (pool := self._pools.pop(device.ordinal, None)) is not None:
-                device.destroy_pool(pool)
-        self.streams.destroy()
+        """Give back pools, streams and the bounce buffer, whatever fails meanwhile; all work is
+        done."""
         bounce, self.bounce = self.bounce, None
-        if bounce is not None:
-            self._services.reaper.take(self.devices[0], bounce.address, bounce.close)
+        with contextlib.ExitStack() as steps:  # from the last to the first
+            if bounce is not None:
+                steps.callback(
+                    self._services.reaper.take, self.devices[0], bounce.address, bounce.close
+                )
+            steps.callback(self.streams.destroy)
+            for device in self.devices:
+                if (pool := self._pools.pop(device.ordinal, None)) is not None:
+                    steps.callback(device.destroy_pool, pool)

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 
 import zmq
 
+from flyt.backend.visitors import VISITOR_LIMITS
+from flyt.backend.wire import SOCKET_LIMITS
 from flyt.errors import ConfigurationError
 from flyt.rpc.endpoints import Endpoint
 from flyt.rpc.sockets import Listener
@@ -79,6 +81,8 @@ class Doors:
     addresses : sequence of str
         Checked by `flyt.backend.options`.
     heartbeat_ms : int
+    relays : bool
+        Whether sessions pass through the TCP endpoints, which then take what a session may say.
 
     Raises
     ------
@@ -87,7 +91,12 @@ class Doors:
     """
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], addresses: Sequence[str], heartbeat_ms: int
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        addresses: Sequence[str],
+        heartbeat_ms: int,
+        *,
+        relays: bool = False,
     ) -> None:
         self._stack = contextlib.ExitStack()
         self._listeners: list[Listener] = []
@@ -97,7 +106,8 @@ class Doors:
                 if endpoint.scheme == "ipc":
                     lock = PathLock(f"{endpoint.path}.lock", address)
                     undo.callback(lock.close)
-                listener = Listener(context, address, heartbeat_ms=heartbeat_ms)
+                limits = SOCKET_LIMITS if relays and endpoint.scheme == "tcp" else VISITOR_LIMITS
+                listener = Listener(context, address, heartbeat_ms=heartbeat_ms, **limits)
                 undo.callback(listener.close)
                 self._listeners.append(listener)
             self._stack = undo.pop_all()

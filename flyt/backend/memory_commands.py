@@ -113,6 +113,7 @@ def _copy(
     others = streams.across(stream, {block.device for block in blocks})
     stream.device.copy(destination, source, command.size, handle)
     streams.behind(others, stream)
+    session.holdings.moved += command.size
     session.complete(command.id, [stream], brief=brief)
 
 
@@ -185,6 +186,7 @@ def _inline(
     except DeviceError:
         bounce.give(slot)
         raise
+    session.holdings.moved += command.size
     session.holdings.when_done([stream], done)
 
 

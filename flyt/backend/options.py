@@ -18,8 +18,15 @@ ISOLATIONS = ("shared", "process")
 MAX_WORKERS = 64
 """Default of ``--max-workers``: each holds a CUDA context of some 500 MB, so these fill any GPU."""
 
-MOST_WORKERS = 1000
-"""What ``--max-workers`` takes at most: as many as there may be sessions."""
+MAX_SESSIONS = 1000
+"""Of all users together. Each is a thread, a socket and tens of descriptors in a worker."""
+
+SESSIONS_PER_USER = 250
+"""Default of ``--sessions-per-user``: no two or three users together can shut out the others."""
+
+IDLE_WORKER_SECONDS = 60.0
+"""Default of ``--idle-worker``: a context of 500 MB is a lot to keep for a user who has gone, and
+0.2 s to start one is little once a minute."""
 
 SESSION_SUFFIX = len(".0123456789abcdef")
 """Session sockets lie beside the ipc endpoint, under its name and 16 more hex digits."""
@@ -62,12 +69,18 @@ class Options:
         ``"shared"``: a worker process for each principal; ``"process"``: one for each session.
     max_workers : int
         Worker processes that may serve at once.
+    sessions_per_user : int
+        Sessions that one principal may have.
+    idle_worker : float
+        How long a worker whose user has no session any more waits for the next one.
     session_ports : str
         ``A-B`` for the sockets of TCP sessions, or ``*`` for any.
     single_port : bool
         Sessions of TCP clients go through the port of the endpoint.
     memory_limit : int
         Device memory per session; 0 for no limit.
+    metrics : str or None
+        ``HOST:PORT`` for Prometheus.
     ready_fd, parent_fd : int or None
         Where the ready line goes; a pidfd whose process's end is ours, too.
     """
@@ -82,12 +95,15 @@ class Options:
     single_port: bool = False
     isolation: str = "shared"
     max_workers: int = MAX_WORKERS
+    sessions_per_user: int = SESSIONS_PER_USER
+    idle_worker: float = IDLE_WORKER_SECONDS
     memory_limit: int = 0
     keep_region: bool = False
     heartbeat: float = 30.0
     sweep: float = 5.0
     drain: float = 5.0
     insecure: bool = False
+    metrics: str | None = None
     ready_fd: int | None = None
     parent_fd: int | None = None
 
@@ -98,9 +114,14 @@ class Options:
             raise ConfigurationError(
                 f"--isolation {self.isolation}: choose one of {', '.join(ISOLATIONS)}"
             )
-        if not 1 <= self.max_workers <= MOST_WORKERS:
+        if not 1 <= self.max_workers <= MAX_SESSIONS:
             raise ConfigurationError(
-                f"--max-workers {self.max_workers}: wants a number from 1 to {MOST_WORKERS}"
+                f"--max-workers {self.max_workers}: wants a number from 1 to {MAX_SESSIONS}"
+            )
+        if not 1 <= self.sessions_per_user <= MAX_SESSIONS:
+            raise ConfigurationError(
+                f"--sessions-per-user {self.sessions_per_user}: wants a number from 1 to "
+                f"{MAX_SESSIONS}"
             )
         if self.session_ports != "*":
             port_range(self.session_ports)
@@ -110,12 +131,20 @@ class Options:
             raise ConfigurationError("--listen: at least one endpoint is needed")
         for text in self.listen:
             _check_listen(text, self.insecure)
-        for name, low in (("heartbeat", 0.0), ("sweep", 0.01), ("drain", 0.0)):
+        for name, low in (
+            ("heartbeat", 0.0),
+            ("sweep", 0.01),
+            ("drain", 0.0),
+            ("idle_worker", 0.0),
+        ):
             value = getattr(self, name)
             if not (math.isfinite(value) and low <= value <= LONGEST_SECONDS):
+                option = name.replace("_", "-")
                 raise ConfigurationError(
-                    f"--{name} {value}: wants seconds from {low} to {LONGEST_SECONDS:.0f}"
+                    f"--{option} {value}: wants seconds from {low} to {LONGEST_SECONDS:.0f}"
                 )
+        if self.metrics is not None:
+            _check_metrics(self.metrics, self.insecure)
         _check_descriptor("--ready-fd", self.ready_fd)
         _check_descriptor("--with-parent-fd", self.parent_fd)
 
@@ -141,6 +170,18 @@ def _check_listen(text: str, insecure: bool) -> None:
         raise ConfigurationError(
             f"--listen {text}: without authentication, whoever reaches this port has the GPU; "
             "listen on 127.0.0.1 or on ipc, or say --insecure on a network that you trust"
+        )
+
+
+def _check_metrics(text: str, insecure: bool) -> None:
+    try:
+        where = Endpoint.parse(f"tcp://{text}")
+    except ConfigurationError as exc:
+        raise ConfigurationError(f"--metrics {text}: wants HOST:PORT, like 127.0.0.1:9400") from exc
+    if not where.is_loopback() and not insecure:
+        raise ConfigurationError(
+            f"--metrics {text}: whoever reaches this port sees the names of all clients; "
+            "listen on 127.0.0.1, or say --insecure on a network that you trust"
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flyt.rpc.codec import U32, U64, Document, Frames, Runs, Text, Token, Vocabulary
+from flyt.rpc.codec import U32, U64, Document, Flag, Frames, Runs, Text, Token, Vocabulary
 
 # --- supervisor to worker ---
 
@@ -47,6 +47,7 @@ class End:
 
     session: U64
     reason: Text
+    unless_attached: Flag = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,12 @@ class Leave:
     """End all sessions and exit."""
 
 
-WORKER_ORDERS = {1: Open, 2: Granted, 3: End, 4: Leave}
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Say what the sessions hold; answered by `Measured`."""
+
+
+WORKER_ORDERS = {1: Open, 2: Granted, 3: End, 4: Leave, 6: Measure}
 
 # --- worker to supervisor ---
 
@@ -118,7 +124,23 @@ class Broken:
     text: Text
 
 
-WORKER_WORDS = {1: Ready, 2: Failed, 3: Opened, 4: Request, 5: Returned, 6: Closed, 7: Broken}
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """For people: what `flyt.backend.holdings.Holdings.figures` says, by session in hexadecimal."""
+
+    sessions: Document
+
+
+WORKER_WORDS = {
+    1: Ready,
+    2: Failed,
+    3: Opened,
+    4: Request,
+    5: Returned,
+    6: Closed,
+    7: Broken,
+    8: Measured,
+}
 
 # --- supervisor to keeper and back ---
 

@@ -24,6 +24,10 @@ SPARE_RETRY = 10.0
 short of, trying at once would only burn the processor."""
 
 
+LAST_IDLE_SECONDS = 1.0
+"""Between two looks whether the last worker, which nobody uses, is still the last one."""
+
+
 class WorkerPool:
     """All workers.
 
@@ -37,16 +41,27 @@ class WorkerPool:
     limit : int
         How many may serve at once, spare ones included. Those on their way out don't count, so
         that whoever lost a session gets the next one at once; `EXIT_LIMIT` bounds their stay.
+    idle_seconds : float
+        How long a principal without sessions keeps its worker. The last worker stays for ever.
     """
 
     def __init__(
-        self, loop: EventLoop, owner: PoolOwner, launch: Launch, *, per_session: bool, limit: int
+        self,
+        loop: EventLoop,
+        owner: PoolOwner,
+        launch: Launch,
+        *,
+        per_session: bool,
+        limit: int,
+        idle_seconds: float = 0.0,
     ) -> None:
         self._loop = loop
         self._owner = owner
         self._launch = launch
         self._per_session = per_session
         self._limit = limit
+        self._idle_seconds = idle_seconds
+        self._idle: dict[WorkerProcess, Timer] = {}
         self._workers: list[WorkerProcess] = []
         self._spare_timer: Timer | None = None
         self._ending = False
@@ -58,6 +73,10 @@ class WorkerPool:
     def session_count(self) -> int:
         """Sessions of all workers."""
         return sum(len(worker.sessions) for worker in self._workers)
+
+    def sessions_of(self, principal: Principal) -> int:
+        """Sessions that one principal has."""
+        return sum(len(w.sessions) for w in self._workers if w.principal == principal)
 
     def start(self) -> WorkerProcess:
         """Start a worker that is nobody's yet.
@@ -89,6 +108,7 @@ class WorkerPool:
                     DEVICES_UNAVAILABLE, f"can't start another process: {exc.strerror}"
                 ) from exc
         worker.principal = principal
+        self._busy(worker)
         self._want_spare()
         return worker
 
@@ -97,7 +117,13 @@ class WorkerPool:
 
         One that was a session's own goes with it; one that never had any is a spare again.
         """
-        if not self._per_session or worker.leaving or worker.sessions:
+        if worker.leaving or worker.sessions:
+            return
+        if not self._per_session:
+            self._busy(worker)
+            self._idle[worker] = self._loop.call_later(
+                self._idle_seconds, lambda: self._too_idle(worker)
+            )
             return
         if worker.used:
             worker.retire()
@@ -109,8 +135,29 @@ class WorkerPool:
 
     def forget(self, worker: WorkerProcess) -> None:
         """A worker that has ended."""
+        self._busy(worker)
         self._workers.remove(worker)
         self._want_spare(SPARE_RETRY if worker.principal is None else 0.0)
+
+    def _busy(self, worker: WorkerProcess) -> None:
+        if (timer := self._idle.pop(worker, None)) is not None:
+            timer.cancel()
+
+    def _too_idle(self, worker: WorkerProcess) -> None:
+        del self._idle[worker]
+        if worker.sessions:
+            return
+        if len(self._fit()) > 1:
+            self._dismiss(worker)
+        else:  # the last one: whoever comes next finds it ready, if it is the same user
+            self._idle[worker] = self._loop.call_later(
+                max(self._idle_seconds, LAST_IDLE_SECONDS), lambda: self._too_idle(worker)
+            )
+
+    def _dismiss(self, worker: WorkerProcess) -> None:
+        self._busy(worker)
+        log.info("ending worker %d of %s: it has no sessions", worker.pid, worker.principal)
+        worker.retire()
 
     def _fit(self) -> list[WorkerProcess]:
         return [w for w in self._workers if w.running and not w.leaving]
@@ -127,6 +174,10 @@ class WorkerPool:
     def _check_limit(self) -> None:
         if len(self._fit()) < self._limit:
             return
+        for worker in self._idle:  # in the order in which they became so
+            if not worker.sessions:
+                self._dismiss(worker)
+                return
         whom = "sessions" if self._per_session else "users"
         raise DeviceError(
             DEVICES_UNAVAILABLE,

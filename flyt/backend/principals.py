@@ -6,8 +6,8 @@ from __future__ import annotations
 import dataclasses
 import os
 
+from flyt.rpc.connections import Peer
 from flyt.rpc.endpoints import Endpoint
-from flyt.rpc.sockets import Peer
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -4,10 +4,15 @@
 The client dials the main endpoint a second time. Its ATTACH names the session by its token; from
 then on the supervisor hands whole messages over, unread, between that connection and the session's
 private socket. Each message passes one more process, so this is slower than a port per session.
+
+From its ATTACH on the connection is no visitor any more (`flyt.backend.visitors`): it may idle and
+send as a session does. What is kept for it is bounded by the credits of a session, and by answers
+being left with the session while the client does not read.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -16,10 +21,11 @@ import os
 import zmq
 
 from flyt.backend.loop import EventLoop, Timer
+from flyt.backend.wire import UNREAD
 from flyt.errors import ConfigurationError, ProtocolError
 from flyt.rpc import messages as m
 from flyt.rpc.endpoints import Endpoint
-from flyt.rpc.sockets import Dialer, Incoming, Listener
+from flyt.rpc.sockets import Dialer, Full, Incoming, Listener
 from flyt.shm.runtime_dir import runtime_dir
 
 log = logging.getLogger(__name__)
@@ -29,6 +35,15 @@ EXPECTED_SECONDS = 15.0
 
 MESSAGES_A_TURN = 64
 """One session's share before the event loop looks at the others."""
+
+MOST_MESSAGES = m.CREDITS + 8
+"""Of a client on their way to its session, where its credits bound them; a ping costs none."""
+
+MESSAGE_BYTES = 2 * m.INLINE_CHUNK
+"""No message of an honest client is larger: an inline chunk, or a page table of under 1 MiB."""
+
+AGAIN_SECONDS = 0.005
+"""Until a client that had not read its answers is tried again: libzmq does not tell that it has."""
 
 DEVICES_UNAVAILABLE = 46
 
@@ -44,6 +59,9 @@ class _Line:
     identity: bytes
     source: int
     dialer: Dialer
+    owed: list[bytes] | None = None
+    """An answer that found no room."""
+    again: Timer | None = None
 
 
 class Relay:
@@ -69,6 +87,11 @@ class Relay:
         self._expected: dict[bytes, tuple[str, Timer]] = {}
         self._lines: dict[Key, _Line] = {}
 
+    @property
+    def most_bytes(self) -> int:
+        """What this process may hold for the relayed sessions."""
+        return len(self._lines) * (MOST_MESSAGES + UNREAD) * MESSAGE_BYTES
+
     def expect(self, token: bytes, address: str) -> None:
         """A client was welcomed to the session at ``address``, and will show ``token``."""
 
@@ -83,8 +106,16 @@ class Relay:
         line = self._lines.get(key) or self._joined(listener, incoming)
         if line is None:
             return False
-        if not line.dialer.send(incoming.frames):
-            self._drop(key, "its session has ended")
+        if sum(map(len, incoming.frames)) > MESSAGE_BYTES:
+            self._drop(key, f"the client sent a message of more than {MESSAGE_BYTES} bytes")
+        elif not line.dialer.send(incoming.frames):
+            line.dialer.check()
+            self._drop(
+                key,
+                "the client sent more commands than it has credits for"
+                if line.dialer.lost is None
+                else "its session has ended",
+            )
         return True
 
     def gone(self, listener: Listener, source: int) -> None:
@@ -114,16 +145,26 @@ class Relay:
         address, limit = self._expected.pop(command.token)
         limit.cancel()
         try:
-            dialer = Dialer(self._context, Endpoint.parse(address))
+            dialer = Dialer(
+                self._context, Endpoint.parse(address), backlog=UNREAD, unsent=MOST_MESSAGES
+            )
         except ConfigurationError as exc:
             log.error("can't relay a session: %s", exc)
             return None
         line = _Line(listener, incoming.identity, incoming.source, dialer)
         key = id(listener), incoming.identity
         self._lines[key] = line
-        for source in dialer.pollables:
-            self._loop.watch(source, functools.partial(self._answer, key))
+        listener.connections.ended(incoming.source)
+        self._watch(key, line)
         return line
+
+    def _watch(self, key: Key, line: _Line) -> None:
+        for source in line.dialer.pollables:
+            self._loop.watch(source, functools.partial(self._answer, key))
+
+    def _unwatch(self, line: _Line) -> None:
+        for source in line.dialer.pollables:
+            self._loop.unwatch(source)
 
     def _answer(self, key: Key) -> None:
         """Hand over what the session said."""
@@ -132,21 +173,41 @@ class Relay:
             return
         line.dialer.check()
         for _ in range(MESSAGES_A_TURN):
-            frames = line.dialer.receive()
+            frames = line.owed or line.dialer.receive()
             if frames is None:
                 if line.dialer.lost is not None:
                     self._drop(key, "its session has ended")
                 return
-            if not line.listener.send(line.identity, frames):
+            try:
+                sent = line.listener.send(line.identity, frames)
+            except Full:
+                self._try_again(key, line, frames)
+                return
+            line.owed = None
+            if not sent:
                 self._drop(key, "")
                 return
+
+    def _try_again(self, key: Key, line: _Line, frames: list[bytes]) -> None:
+        """The client does not read: what comes after this answer stays with the session."""
+        line.owed = frames
+        self._unwatch(line)
+
+        def again() -> None:
+            line.again = None
+            self._watch(key, line)
+            self._answer(key)
+
+        line.again = self._loop.call_later(AGAIN_SECONDS, again)
 
     def _drop(self, key: Key, reason: str) -> None:
         """End a line. With a reason the client is told: a ROUTER can't close its connection."""
         line = self._lines.pop(key)
-        for source in line.dialer.pollables:
-            self._loop.unwatch(source)
+        if line.again is not None:
+            line.again.cancel()
+        self._unwatch(line)
         line.dialer.close()
         if reason:
             word = m.REPLIES.encode(m.Sticky(DEVICES_UNAVAILABLE, reason))
-            line.listener.send(line.identity, [word])
+            with contextlib.suppress(Full):  # its own fault: it has not read what came before
+                line.listener.send(line.identity, [word])

@@ -7,10 +7,11 @@ import logging
 import os
 import secrets
 import zlib
+from typing import Any
 
 from flyt.backend.options import Options
 from flyt.errors import RegionError
-from flyt.shm.layout import MIN_PAGE_SIZE, Geometry
+from flyt.shm.layout import MIN_PAGE_SIZE, Geometry, Superblock
 from flyt.shm.locks import epoch_mark
 from flyt.shm.region import MIN_SIZE, Region, free_space, resolve
 from flyt.shm.runtime_dir import runtime_dir
@@ -20,8 +21,20 @@ log = logging.getLogger(__name__)
 DEFAULT_SIZE = 1 << 30
 """What a region is given where no size was asked for and there is room for it."""
 
+MAGIC_SIZE = 8
+"""Bytes of the superblock's first field."""
+
 MARGIN = 8
 """Without --size, one part in so many of the free space is left to others in /dev/shm."""
+
+NO_REGION: dict[str, Any] = {
+    "epoch": 0,
+    "region": "",
+    "region_size": 0,
+    "page_size": 0,
+    "lock_file": "",
+}
+"""What WELCOME says of the region to a session without one."""
 
 
 class ServedRegion:
@@ -81,6 +94,16 @@ class ServedRegion:
         """Whether the region will be there after this daemon."""
         return self._keep or not self.region.created
 
+    def welcome(self) -> dict[str, Any]:
+        """What WELCOME says of it."""
+        return {
+            "epoch": self.epoch,
+            "region": self.region.path,
+            "region_size": self.region.size,
+            "page_size": self.geometry.page_size,
+            "lock_file": self.lock_file,
+        }
+
     def child_arguments(self) -> list[str]:
         """What tells a child about the region; `Region.fd` goes with it."""
         return [
@@ -94,6 +117,20 @@ class ServedRegion:
         if not self._lost and os.fstat(self.region.fd).st_size < self.region.size:
             self.give_up("somebody truncated it")
         return not self._lost
+
+    def mend(self) -> None:
+        """Write the superblock again if a client has overwritten it: new ones would see no region.
+
+        Not through a mapping, so that a file truncated meanwhile is no SIGBUS.
+        """
+        if not self.is_whole():
+            return
+        right = Superblock(self.geometry, self.epoch).pack()
+        if os.pread(self.region.fd, len(right), 0) != right:
+            log.warning("a client has overwritten the superblock of %s", self.region.path)
+            # The magic comes last, as at the format.
+            os.pwrite(self.region.fd, right[MAGIC_SIZE:], MAGIC_SIZE)
+            os.pwrite(self.region.fd, right[:MAGIC_SIZE], 0)
 
     def give_up(self, reason: str) -> None:
         """Serve without the region from now on; new sessions get all bytes inline."""

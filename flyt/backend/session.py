@@ -30,7 +30,7 @@ from flyt.backend.orders import Closed, Granted, Open, Opened, Reclaimed
 from flyt.backend.resting import Resting
 from flyt.backend.services import Services
 from flyt.backend.streams import SessionStream
-from flyt.backend.wire import Wire
+from flyt.backend.wire import SOCKET_LIMITS, Wire
 from flyt.errors import ConfigurationError, DeviceError, FlytError, ProtocolError, RegionError
 from flyt.rpc import messages as m
 from flyt.rpc.sockets import Listener, Payload
@@ -47,6 +47,10 @@ FAREWELL_SECONDS = 0.5
 
 _MESSAGES_A_TURN = 64
 """Messages taken before the thread looks at everything else: a stranger can flood the socket."""
+
+
+def _nothing() -> None:
+    """Only wakes the session's thread up."""
 
 
 class Ended(Exception):
@@ -88,11 +92,12 @@ class Session(threading.Thread):
 
         self._inbox.put(run)
 
-    def end(self, reason: str) -> None:
+    def end(self, reason: str, *, unless_attached: bool = False) -> None:
         """End the session from outside, in order."""
 
         def run() -> None:
-            raise Ended(reason)
+            if not (unless_attached and self.attached):
+                raise Ended(reason)
 
         self._inbox.put(run)
 
@@ -108,7 +113,7 @@ class Session(threading.Thread):
                 self.services.context,
                 self.order.address,
                 heartbeat_ms=self.services.heartbeat_ms,
-                backlog=2 * m.CREDITS,
+                **SOCKET_LIMITS,
             )
         except (ConfigurationError, zmq.ZMQError, OSError) as exc:
             self.services.tell(Opened(self.id, 0, "", f"no socket for the session: {exc}"))
@@ -116,9 +121,8 @@ class Session(threading.Thread):
             return
         wire = self._wire = Wire(listener, functools.partial(admits, self.order))
         answers = self._answers = Answers(wire)
-        endpoint = listener.endpoint
-        name = os.path.basename(endpoint.path)
-        self.services.tell(Opened(self.id, endpoint.port, name, ""))
+        where = listener.endpoint
+        self.services.tell(Opened(self.id, where.port, os.path.basename(where.path), ""))
         reason = "unknown"
         try:
             self._serve(listener, wire, answers)
@@ -143,6 +147,7 @@ class Session(threading.Thread):
         rest = Resting(listener, wire, self._inbox.fileno())
         while True:
             try:
+                told = self.holdings.told
                 self._again()
                 took = self._take_commands(wire, answers)
                 if self._inbox or rest.has_slept:
@@ -153,12 +158,13 @@ class Session(threading.Thread):
                 answers.tell()
                 if wire.gone:
                     raise Ended("the client's connection ended")
-                if self._held is not None or wire.is_full:
-                    rest.for_room(busy=busy)
-                else:
+                took = took or self.holdings.told != told
+                if self._held is None and not wire.is_full:
                     waiting = self.holdings.waiting > 0
                     patience_ms = self._patience_ms()
                     rest.for_command(took, busy=busy, waiting=waiting, patience_ms=patience_ms)
+                elif not took:  # else there may be room by now for the command that was put off
+                    rest.for_room(busy=busy)
             except ProtocolError as exc:
                 self._protocol_error(0, exc)
 
@@ -233,6 +239,7 @@ class Session(threading.Thread):
     def fail(self, number: int, exc: DeviceError) -> None:
         """Answer with a device's error. A sticky one ends the worker, and is the last word at once:
         whoever has heard it must never hear anything else."""
+        self.holdings.errors += 1
         self._device_failed(exc)
         if exc.code in STICKY:
             self._last_word(exc.code, exc.detail)
@@ -269,10 +276,8 @@ class Session(threading.Thread):
         *,
         brief: bool = False,
     ) -> None:
-        """Answer command ``number`` once the work put on these streams so far is done.
-
-        With ``brief`` it may be answered together with what follows it in the same turn.
-        """
+        """Answer command ``number`` once the work put on these streams so far is done; with
+        ``brief`` it may be answered together with what follows it in the same turn."""
 
         def done(code: int) -> None:
             if code:
@@ -335,10 +340,6 @@ class Session(threading.Thread):
                 busy = True
             if not (idle and self.holdings.waiting == 0):
                 poller.poll(0 if busy else None)
-
-
-def _nothing() -> None:
-    """Only wakes the session's thread up."""
 
 
 _HANDLERS: dict[type, Callable[[Session, object, list[bytes]], None]] = {

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from flyt.backend.grants import FrameDesk
 from flyt.backend.served import ServedRegion
 from flyt.backend.workers import WorkerProcess
+
+FIGURES = ("device_bytes", "in_flight", "bytes_moved", "errors")
+"""What a worker says of a session."""
 
 
 def status_report(
@@ -19,6 +22,7 @@ def status_report(
     served: ServedRegion | None,
     desk: FrameDesk | None,
     garbage: int,
+    figures: Mapping[int, Mapping[str, Any]],
 ) -> dict[str, Any]:
     """What `flyt.rpc.messages.StatusReport` carries.
 
@@ -31,6 +35,8 @@ def status_report(
         None where the daemon serves without a region.
     garbage : int
         How many messages at the main endpoints were no HELLO.
+    figures : mapping
+        What workers say of their sessions; who is missing is shown with None.
     """
     running = list(workers)
     return {
@@ -48,6 +54,7 @@ def status_report(
                 "worker": worker.pid,
                 "frames": len(desk.ledger.frames_of(record.session)) if desk is not None else 0,
                 "since": record.since,
+                **{name: figures.get(record.session, {}).get(name) for name in FIGURES},
             }
             for worker in running
             for record in worker.sessions.values()

@@ -28,7 +28,11 @@ def stream_destroy(session: Session, command: m.StreamDestroy, _: list[bytes]) -
     stream = session.holdings.streams.remove(command.stream)
 
     def done(code: int) -> None:
-        session.holdings.streams.part(stream)
+        try:
+            session.holdings.streams.part(stream)
+        except DeviceError as exc:
+            session.fail(command.id, exc)
+            return
         if code:
             session.fail(command.id, DeviceError(code, "work of a destroyed stream failed"))
         else:

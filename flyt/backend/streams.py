@@ -8,6 +8,7 @@ waits for what was put on the session's blocking streams before, and their later
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable
 
@@ -210,14 +211,15 @@ class StreamTable:
     # --- the end ---
 
     def destroy(self) -> None:
-        """Give everything back; all work is done."""
-        for device, handle in self._events.values():
-            device.destroy_event(handle)
-        for device in self._devices:
-            for handle in self._stock.pop(device.ordinal, []):
-                device.destroy_event(handle)
-        for stream in self.all():
-            stream.device.destroy_stream(stream.handle)
-        for table in (self._events, self._legacy, self._own, self._streams):
-            table.clear()
-        self._dying.clear()
+        """Give everything back, whatever fails meanwhile; all work is done."""
+        with contextlib.ExitStack() as steps:
+            for stream in self.all():
+                steps.callback(stream.device.destroy_stream, stream.handle)
+            for device in self._devices:
+                for handle in self._stock.pop(device.ordinal, []):
+                    steps.callback(device.destroy_event, handle)
+            for device, handle in self._events.values():
+                steps.callback(device.destroy_event, handle)
+            for table in (self._events, self._legacy, self._own, self._streams):
+                table.clear()
+            self._dying.clear()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Callable
 from typing import Any
 
 from flyt.backend.grants import FrameDesk
@@ -18,31 +19,26 @@ from flyt.backend.ledger import Ledger
 from flyt.backend.limits import raise_descriptor_limit
 from flyt.backend.listening import Doors
 from flyt.backend.loop import EventLoop
+from flyt.backend.metrics import Metrics
 from flyt.backend.options import Options
-from flyt.backend.orders import Broken, Closed, Opened, Request, Returned
+from flyt.backend.orders import Broken, Closed, Measured, Opened, Request, Returned
 from flyt.backend.pool import WorkerPool
 from flyt.backend.principals import is_own_user
 from flyt.backend.reclaim import Reclaimer
 from flyt.backend.relay import Relay
-from flyt.backend.served import ServedRegion
+from flyt.backend.served import NO_REGION, ServedRegion
 from flyt.backend.signals import StopSignals
 from flyt.backend.status import status_report
+from flyt.backend.survey import Figures, Survey
+from flyt.backend.visitors import Visitors
 from flyt.backend.workers import START_LIMIT, Launch, WorkerProcess
 from flyt.errors import ConfigurationError
+from flyt.rpc.connections import Peer
 from flyt.rpc.handshake import Feature
 from flyt.rpc.messages import CREDITS, INLINE_CHUNK, Refused, StatusReport, Welcome
-from flyt.rpc.sockets import Listener, Peer, open_context
+from flyt.rpc.sockets import Listener, open_context
 
 log = logging.getLogger(__name__)
-
-_NO_REGION: dict[str, Any] = {
-    "epoch": 0,
-    "region": "",
-    "region_size": 0,
-    "page_size": 0,
-    "lock_file": "",
-}
-"""What WELCOME says of the region to a session without one."""
 
 
 class _Stopped(Exception):
@@ -70,12 +66,18 @@ class Supervisor:
             Launch(self._worker_arguments, self._worker_descriptors),
             per_session=options.isolation == "process",
             limit=options.max_workers,
+            idle_seconds=options.idle_worker,
         )
         self._relay = Relay(self._loop, self._context) if options.single_port else None
         self._handshakes = Handshakes(self._loop, self._pool, self, self._relay)
+        self._survey = Survey(self._loop, self._pool)
+        self._visitors = Visitors(
+            self._loop, lambda: self._doors or (), self._handshakes.waits, self._relayed_bytes
+        )
         self._served: ServedRegion | None = None
         self._desk: FrameDesk | None = None
         self._doors: Doors | None = None
+        self._metrics: Metrics | None = None
         self._serving = False
         self._ending = False
         self._stops = 0
@@ -114,9 +116,17 @@ class Supervisor:
             reclaimer.start()
             self._loop.call_later(options.sweep, self._sweep)
         self._start_first_worker()
-        self._doors = Doors(self._context, options.listen, options.heartbeat_ms)
+        self._doors = Doors(
+            self._context,
+            options.listen,
+            options.heartbeat_ms,
+            relays=self._relay is not None,
+        )
         for listener in self._doors:
             self._watch(listener)
+        if options.metrics is not None:
+            self._metrics = Metrics(self._loop, self.survey, options.metrics)
+            log.info("metrics at port %d", self._metrics.port)
         self._serving = True
         self._announce(self._doors.endpoints)
 
@@ -135,7 +145,14 @@ class Supervisor:
 
     def _watch(self, listener: Listener) -> None:
         for source in listener.pollables:
-            self._loop.watch(source, lambda: self._handshakes.serve(listener))
+            self._loop.watch(source, lambda: self._serve(listener))
+
+    def _serve(self, listener: Listener) -> None:
+        self._handshakes.serve(listener)
+        self._visitors.came(listener)
+
+    def _relayed_bytes(self) -> int:
+        return self._relay.most_bytes if self._relay is not None else 0
 
     def _announce(self, endpoints: list[str]) -> None:
         region = self._served.region.path if self._served is not None else ""
@@ -168,6 +185,9 @@ class Supervisor:
         """Leave nothing behind, however far `_start` came. A second signal skips the waiting."""
         drain = self._options.drain if self._serving else 0.0
         self._ending = True
+        self._survey.close()
+        if self._metrics is not None:
+            self._metrics.close()
         self._handshakes.refuse_all("this backend is shutting down")
         if self._relay is not None:
             self._relay.close()
@@ -186,6 +206,8 @@ class Supervisor:
         self._context.term()
 
     def _sweep(self) -> None:
+        if self._served is not None:
+            self._served.mend()
         if self._desk is not None:
             self._desk.reclaimer.sweep()
         self._loop.call_later(self._options.sweep, self._sweep)
@@ -220,6 +242,8 @@ class Supervisor:
                 self._desk.request(worker, message)
             case Returned() if self._desk is not None:
                 self._desk.returned(worker, message)
+            case Measured():
+                self._survey.heard(worker, message)
             case Closed():
                 self._session_over(worker, message.session, message.reason)
             case Broken():
@@ -246,6 +270,7 @@ class Supervisor:
         if self._serving and not self._ending:  # else it is no news
             log.warning("worker %d ended: %s", worker.pid, reason)
         self._pool.forget(worker)
+        self._survey.forget(worker)
         for session in list(worker.sessions):
             self._session_over(worker, session, f"its worker ended: {reason}")
         self._handshakes.worker_lost(worker, reason)
@@ -258,6 +283,11 @@ class Supervisor:
         return self._options.memory_limit
 
     @property
+    def sessions_per_user(self) -> int:
+        """How many sessions one principal may have."""
+        return self._options.sessions_per_user
+
+    @property
     def session_ports(self) -> str:
         """TCP ports of session sockets."""
         return self._options.session_ports
@@ -268,15 +298,10 @@ class Supervisor:
         """The words of welcome."""
         served = self._served
         if served is None or Feature.REGION not in features or not served.is_whole():
-            shared = _NO_REGION
+            shared = NO_REGION
         else:
-            shared = {
-                "epoch": served.epoch,
-                "region": served.region.path,
-                "region_size": served.region.size,
-                "page_size": served.geometry.page_size,
-                "lock_file": served.lock_file,
-            }
+            served.mend()
+            shared = served.welcome()
         return Welcome(
             session=opened.session,
             token=token,
@@ -290,17 +315,28 @@ class Supervisor:
             **shared,
         )
 
-    def report(self, peer: Peer) -> StatusReport | Refused:
-        """The answer to AskStatus."""
-        if not is_own_user(peer):
-            return Refused(NO_DEVICE, "only the user who runs this backend may ask for its status")
-        return StatusReport(
-            status_report(
-                self._options.device,
-                self._options.isolation,
-                self._pool,
-                self._served,
-                self._desk,
-                self._handshakes.garbage,
+    def report(self, peer: Peer, then: Callable[[StatusReport | Refused], object]) -> None:
+        """The answer to AskStatus, once the workers have said their part."""
+        if is_own_user(peer):
+            self.survey(lambda report: then(StatusReport(report)))
+        else:
+            text = "only the user who runs this backend may ask for its status"
+            then(Refused(NO_DEVICE, text))
+
+    def survey(self, then: Callable[[dict[str, Any]], object]) -> None:
+        """Call ``then`` with what `flyt status` shows."""
+
+        def report(figures: Figures) -> None:
+            then(
+                status_report(
+                    self._options.device,
+                    self._options.isolation,
+                    self._pool,
+                    self._served,
+                    self._desk,
+                    self._handshakes.garbage,
+                    figures,
+                )
             )
-        )
+
+        self._survey.take(report)

@@ -16,8 +16,9 @@ import zmq
 
 from flyt.errors import ProtocolError, RegionError
 from flyt.rpc import messages as m
+from flyt.rpc.codec import MAX_MESSAGE_BYTES
 from flyt.rpc.patience import is_polite
-from flyt.rpc.sockets import Incoming, Listener, Payload
+from flyt.rpc.sockets import Full, Incoming, Listener, Payload
 from flyt.shm import layout, memory, ring
 from flyt.shm.native import Native
 from flyt.shm.ring import RingDamaged, RingReader, RingWriter
@@ -27,6 +28,19 @@ LOOK_SECONDS = 0.001
 
 ANNOUNCED_SECONDS = 10.0
 """A command that the ring announced comes by the socket within this time; it is sent in one go."""
+
+UNREAD = 64
+"""Messages that libzmq keeps for a client that does not read, a MiB each at most (inline payloads).
+Far beyond what an honest client leaves unread: the kernel's buffers come first."""
+
+LARGEST_FRAME = MAX_MESSAGE_BYTES + (64 << 10)
+"""A little more than the decoder takes, so that whoever goes beyond that hears why."""
+
+BACKLOG = 64
+"""Messages of a client that wait here; the others of its `flyt.rpc.messages.CREDITS` wait there."""
+
+SOCKET_LIMITS = {"backlog": BACKLOG, "unread": UNREAD, "largest": LARGEST_FRAME}
+"""Of a session's `Listener`."""
 
 STRANGERS_A_LOOK = 64
 """Messages of strangers that are dropped before everything else gets its turn."""
@@ -63,6 +77,7 @@ class Wire:
         self._announced_at = 0.0
         self._look_at = 0.0
         self._unsent: collections.deque[tuple[bytes, list[Payload]]] = collections.deque()
+        self._owed: collections.deque[list[Payload]] = collections.deque()
         self._room = 0
         self.gone = False
 
@@ -76,6 +91,7 @@ class Wire:
         """The control page is about to be unmapped."""
         self._commands = self._replies = None
         self._unsent.clear()
+        self._owed.clear()
 
     @property
     def has_rings(self) -> bool:
@@ -155,22 +171,30 @@ class Wire:
         # Descriptors are used again: strangers that had this one before are settled first.
         self._listener.gone()
         self._identity, self._source = incoming.identity, incoming.source
+        self._cut_strangers()
         return True
 
     def look_for_end(self) -> None:
         """Bring `gone` up to date."""
         if self._source in self._listener.gone():
             self.gone = True
+        if self._identity and len(self._listener.connections) > 1:
+            self._cut_strangers()
+
+    def _cut_strangers(self) -> None:
+        """A session has one connection; whoever else comes could make this process keep bytes."""
+        connections = self._listener.connections
+        connections.cut(source for source in connections.silent(0) if source != self._source)
 
     # --- out ---
 
     def reply(self, frames: list[Payload]) -> None:
-        """Hand a reply over. Never waits: what finds no place in the ring is kept, and `is_full`
-        says so until the client has read."""
+        """Hand a reply over. Never waits: what finds no place, in the ring or the socket, is
+        kept, and `is_full` says so until the client has read."""
         if not self._identity or self.gone:
             return
         if not self._ringing:
-            self._send(frames)
+            self._send_in_turn(frames)
             return
         first = frames[0]
         fits = len(frames) == 1 and len(first) <= ring.LARGEST
@@ -178,12 +202,14 @@ class Wire:
         self.push()
 
     def push(self) -> None:
-        """Put replies into the ring as far as there is room."""
+        """Put replies into the ring, or the socket, as far as there is room."""
+        while self._owed and self._send(self._owed[0]):
+            self._owed.popleft()
         replies = self._replies
         if replies is None:
             return
         asleep = False
-        while self._unsent:
+        while self._unsent and not self._owed:
             if not self._room:
                 self._room = self._room_of(replies)
                 if not self._room:
@@ -192,10 +218,10 @@ class Wire:
             asleep = self._written(replies, entry) or asleep
             self._room -= 1
             if frames:
-                self._send(frames)
+                self._send_in_turn(frames)
                 asleep = False
         if asleep:
-            self._send([m.KICK])
+            self._send([m.KICK])  # if it finds no room, the client has enough there to wake it
 
     @staticmethod
     def _written(replies: RingWriter, entry: bytes) -> bool:
@@ -214,17 +240,25 @@ class Wire:
     @property
     def is_full(self) -> bool:
         """Whether replies wait for the client to read."""
-        return bool(self._unsent)
+        return bool(self._unsent or self._owed)
 
     def last_word(self, frames: list[Payload]) -> None:
         """A reply after which the session ends: by the socket, for the control page is wiped."""
         if self._identity and not self.gone:
             self._send(frames)
 
-    def _send(self, frames: list[Payload]) -> None:
+    def _send_in_turn(self, frames: list[Payload]) -> None:
+        if self._owed or not self._send(frames):
+            self._owed.append(frames)
+
+    def _send(self, frames: list[Payload]) -> bool:
+        """Whether it is out, or never will be."""
         self._look_at = 0.0  # a send may swallow the wake-up of what has come meanwhile
-        if not self._listener.send(self._identity, frames):
-            self.gone = True
+        try:
+            self.gone = not self._listener.send(self._identity, frames) or self.gone
+        except Full:
+            return False
+        return True
 
     # --- waiting ---
 

@@ -32,6 +32,8 @@ from flyt.backend.orders import (
     Failed,
     Granted,
     Leave,
+    Measure,
+    Measured,
     Open,
     Opened,
     Ready,
@@ -141,7 +143,11 @@ class Worker:
                 with self._lock:
                     target = self._sessions.get(order.session)
                 if target is not None:
-                    target.end(order.reason)
+                    target.end(order.reason, unless_attached=order.unless_attached)
+            case Measure():
+                self._tell(
+                    Measured({f"{one.id:016x}": one.holdings.figures() for one in self._all()})
+                )
 
     def _open(self, order: Open) -> None:
         try:

@@ -131,10 +131,10 @@ class WorkerProcess:
             Open(record.session, token, record.pid, record.address, peer, memory_limit)
         )
 
-    def end_session(self, session: int, reason: str) -> None:
+    def end_session(self, session: int, reason: str, *, unless_attached: bool = False) -> None:
         """Have it end a session; it answers with Closed."""
         if session in self.sessions:
-            self._child.send(End(session, reason))
+            self._child.send(End(session, reason, unless_attached))
 
     def send(self, message: Any) -> None:
         """Any other order."""

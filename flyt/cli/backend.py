@@ -11,7 +11,15 @@ from typing import Any
 import click
 
 from flyt._version import __version__
-from flyt.backend.options import DEVICES, ISOLATIONS, MAX_WORKERS, Options, parse_size
+from flyt.backend.options import (
+    DEVICES,
+    IDLE_WORKER_SECONDS,
+    ISOLATIONS,
+    MAX_WORKERS,
+    SESSIONS_PER_USER,
+    Options,
+    parse_size,
+)
 from flyt.backend.supervisor import Supervisor
 from flyt.errors import ConfigurationError, FlytError
 from flyt.shm.runtime_dir import runtime_dir
@@ -63,6 +71,12 @@ def _size(context: click.Context, option: click.Parameter, value: str | None) ->
     help="shared: a worker process per user. process: one per session, a spare one kept ready.",
 )
 @click.option("--max-workers", default=MAX_WORKERS, help="Worker processes that serve at once.")
+@click.option("--sessions-per-user", default=SESSIONS_PER_USER, help="Sessions of one user.")
+@click.option(
+    "--idle-worker",
+    default=IDLE_WORKER_SECONDS,
+    help="Seconds that the worker of a user without sessions is kept.",
+)
 @click.option(
     "--memory-limit", callback=_size, default="0", help="Device memory per session; 0: no limit."
 )
@@ -71,6 +85,7 @@ def _size(context: click.Context, option: click.Parameter, value: str | None) ->
 @click.option("--sweep-seconds", "sweep", default=5.0, help="Seconds between two sweeps.")
 @click.option("--drain", default=5.0, help="Seconds for running copies at the end.")
 @click.option("--insecure", is_flag=True, help="Allow TCP beyond this machine: no authentication.")
+@click.option("--metrics", metavar="HOST:PORT", help="Serve figures to Prometheus there.")
 @click.option("--ready-fd", type=int, help="Gets one JSON line when the backend serves.")
 @click.option("--with-parent-fd", "parent_fd", type=int, help="A pidfd; end when its process does.")
 @click.option("--log-level", type=click.Choice(LEVELS, case_sensitive=False), default="INFO")

@@ -8,7 +8,9 @@ import click
 from flyt._version import __version__
 from flyt.cli.bench import bench
 from flyt.cli.demo import demo
+from flyt.cli.doctor import doctor
 from flyt.cli.ipc import ipc
+from flyt.cli.status import status
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -19,7 +21,9 @@ def main() -> None:
 
 main.add_command(bench)
 main.add_command(demo)
+main.add_command(doctor)
 main.add_command(ipc)
+main.add_command(status)
 
 if __name__ == "__main__":
     main()

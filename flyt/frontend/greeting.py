@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import sys
+from collections.abc import Iterator
 
 import zmq
 
@@ -21,10 +23,12 @@ HEARTBEAT_MS = 5000
 """On the daemon's main endpoint; the handshake is over long before it matters."""
 
 
-def greet(
+@contextlib.contextmanager
+def greeted(
     context: zmq.Context[zmq.Socket[bytes]], endpoint: Endpoint, deadline: Deadline
-) -> m.Welcome:
-    """Introduce this process to the daemon.
+) -> Iterator[m.Welcome]:
+    """Introduce this process to the daemon, and stay connected for the block: until this process
+    has attached, that is how the daemon sees whether it is alive.
 
     Raises
     ------
@@ -37,12 +41,13 @@ def greet(
     """
     mine = offer("frontend", ring=ring.usable() is not None)
     hello = m.Hello(mine.version, tuple(sorted(mine.features)), os.getpid(), _program())
-    answer = ask(context, endpoint, hello, deadline)
-    if isinstance(answer, m.Refused):
-        raise HandshakeError(answer.text)
-    if not isinstance(answer, m.Welcome):
-        raise ProtocolError(f"the backend answered HELLO with {type(answer).__name__}")
-    return answer
+    with contextlib.closing(Dialer(context, endpoint, heartbeat_ms=HEARTBEAT_MS)) as dialer:
+        answer = _answer(dialer, hello, deadline)
+        if isinstance(answer, m.Refused):
+            raise HandshakeError(answer.text)
+        if not isinstance(answer, m.Welcome):
+            raise ProtocolError(f"the backend answered HELLO with {type(answer).__name__}")
+        yield answer
 
 
 def ask(
@@ -52,24 +57,28 @@ def ask(
     deadline: Deadline,
 ) -> m.Welcome | m.Refused | m.StatusReport:
     """One question and one answer on the daemon's main endpoint."""
-    dialer = Dialer(context, endpoint, heartbeat_ms=HEARTBEAT_MS)
-    try:
-        poll = select.poll()
-        for descriptor in dialer.filenos():
-            poll.register(descriptor, select.POLLIN)
-        dialer.send([m.HELLOS.encode(message)])
-        while True:
-            dialer.check()
-            if (frames := dialer.receive()) is not None:
-                reply: m.Welcome | m.Refused | m.StatusReport = m.WELCOMES.decode(frames[0])
-                return reply
-            if dialer.lost is not None:
-                raise SessionLost(f"{dialer.lost}; is flyt-backend running?")
-            if not deadline.left():
-                raise CommandTimeout(f"{endpoint}: no answer to {type(message).__name__} in time")
-            poll.poll(min(deadline.left(), 1.0) * 1000)
-    finally:
-        dialer.close()
+    with contextlib.closing(Dialer(context, endpoint, heartbeat_ms=HEARTBEAT_MS)) as dialer:
+        return _answer(dialer, message, deadline)
+
+
+def _answer(
+    dialer: Dialer, message: m.Hello | m.AskStatus, deadline: Deadline
+) -> m.Welcome | m.Refused | m.StatusReport:
+    poll = select.poll()
+    for descriptor in dialer.filenos():
+        poll.register(descriptor, select.POLLIN)
+    dialer.send([m.HELLOS.encode(message)])
+    while True:
+        dialer.check()
+        if (frames := dialer.receive()) is not None:
+            reply: m.Welcome | m.Refused | m.StatusReport = m.WELCOMES.decode(frames[0])
+            return reply
+        if dialer.lost is not None:
+            raise SessionLost(f"{dialer.lost}; is flyt-backend running?")
+        if not deadline.left():
+            what = type(message).__name__
+            raise CommandTimeout(f"{dialer.endpoint}: no answer to {what} in time")
+        poll.poll(min(deadline.left(), 1.0) * 1000)
 
 
 def _program() -> str:

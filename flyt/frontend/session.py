@@ -23,7 +23,7 @@ from flyt.errors import (
 )
 from flyt.frontend.attaching import attach
 from flyt.frontend.connection import Connection
-from flyt.frontend.greeting import greet
+from flyt.frontend.greeting import greeted
 from flyt.frontend.inflight import InflightCommand
 from flyt.frontend.launcher import Launched, launch
 from flyt.frontend.pointers import Allocation, Place, PointerMap, Space
@@ -104,18 +104,18 @@ class Session:
             self._owned.callback(self._engine.close)
             self._owned.callback(self.reservations.clear)
             endpoint, deadline = self._dialled()
-            self.welcome = greet(self._context, endpoint, deadline)
-            self.connection = Connection(
-                self._context,
-                endpoint.session(self.welcome.port, self.welcome.path),
-                self.welcome.heartbeat_ms,
-                self.welcome.credits,
-            )
-            self._owned.callback(self._close_memory)
-            self._owned.callback(self.connection.close)
-            self.memory, self._slots, self._ring = attach(
-                settings, endpoint, self.welcome, self.connection, self.counts
-            )
+            with greeted(self._context, endpoint, deadline) as self.welcome:
+                self.connection = Connection(
+                    self._context,
+                    endpoint.session(self.welcome.port, self.welcome.path),
+                    self.welcome.heartbeat_ms,
+                    self.welcome.credits,
+                )
+                self._owned.callback(self._close_memory)
+                self._owned.callback(self.connection.close)
+                self.memory, self._slots, self._ring = attach(
+                    settings, endpoint, self.welcome, self.connection, self.counts
+                )
             undo.pop_all()
         self.scheduler = Scheduler(self.connection)
         self.transfers = Transfers(

@@ -24,6 +24,9 @@ class Feature(IntEnum):
     """Payloads inline on the session's socket."""
     RING = 3
     """Commands and replies through rings in the session's control page."""
+    STAYS = 4
+    """The client keeps the connection of its HELLO until its ATTACH was answered, so that its death
+    in between is seen."""
 
 
 _WAYS = frozenset({Feature.REGION, Feature.INLINE})

@@ -11,13 +11,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from flyt.errors import ConfigurationError
+from flyt.rpc.connections import Connections, Peer, inode_of
 from flyt.rpc.endpoints import Endpoint, port_range
+from flyt.rpc.monitored import Monitored
 
 LARGEST_MESSAGE = 16 << 20
 """No frame is larger: inline chunks are 1 MiB, page tables smaller. Longer ones end it all."""
@@ -31,24 +32,14 @@ _NEVER_MS = 1 << 30
 _LINGER_MS = 500
 """How long a closing socket may take to hand its last words to the kernel."""
 
+MOST_FRAMES = 4
+"""Frames of one message that are kept; no message of ours has more than two."""
+
 Payload = bytes | bytearray | memoryview
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Peer:
-    """Where a message came from, as the kernel says; -1 where it can't (TCP)."""
-
-    address: str
-    uid: int = -1
-    pid: int = -1
-
-    @classmethod
-    def parse(cls, text: str) -> Peer:
-        # libzmq writes "host:uid:gid:pid" for ipc, from SO_PEERCRED at accept.
-        parts = text.rsplit(":", 3)
-        if len(parts) == 4 and all(p.isdigit() for p in parts[1:]):
-            return cls("local", int(parts[1]), int(parts[3]))
-        return cls(text)
+class Full(Exception):
+    """The peer has left so many messages unread that it gets no more."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,10 +59,10 @@ def open_context(io_threads: int = 1) -> zmq.Context[zmq.Socket[bytes]]:
     return context
 
 
-def _prepare(socket: zmq.Socket[bytes], heartbeat_ms: int) -> None:
+def _prepare(socket: zmq.Socket[bytes], heartbeat_ms: int, largest: int = LARGEST_MESSAGE) -> None:
     socket.setsockopt(zmq.LINGER, _LINGER_MS)
-    socket.setsockopt(zmq.SNDHWM, 0)  # a ROUTER drops at its mark; our credits bound it instead
-    socket.setsockopt(zmq.MAXMSGSIZE, LARGEST_MESSAGE)
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, largest)
     # Not -1: without reconnection libzmq drops what has come and is not read yet when a connection
     # ends, the peer's last word among it. The socket is closed long before this interval is over.
     socket.setsockopt(zmq.RECONNECT_IVL, _NEVER_MS)
@@ -79,45 +70,6 @@ def _prepare(socket: zmq.Socket[bytes], heartbeat_ms: int) -> None:
     if heartbeat_ms:
         socket.setsockopt(zmq.HEARTBEAT_IVL, max(1, heartbeat_ms // HEARTBEATS_PER_LIMIT))
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, heartbeat_ms)
-
-
-class _Frames:
-    """Reads whole messages without blocking, and loses none to a Ctrl-C between two frames."""
-
-    def __init__(self, socket: zmq.Socket[bytes]) -> None:
-        self._socket = socket
-        self._parts: list[bytes] = []
-
-    def next(self) -> list[bytes] | None:
-        parts, socket = self._parts, self._socket
-        while not parts or socket.getsockopt(zmq.RCVMORE):
-            if not int(socket.get(zmq.EVENTS)) & zmq.POLLIN:
-                return None
-            # `map` hands the frame over in the same step that takes it off the socket.
-            parts.extend(map(socket.recv, (zmq.NOBLOCK,)))
-        self._parts = []
-        return parts
-
-
-class _Monitored:
-    """A socket and its monitor, both read without blocking."""
-
-    def __init__(self, socket: zmq.Socket[bytes], events: int) -> None:
-        self.socket = socket
-        self.messages = _Frames(socket)
-        self.monitor: zmq.Socket[bytes] = socket.get_monitor_socket(events)
-        self._reports = _Frames(self.monitor)
-
-    def events(self) -> Iterator[tuple[int, int]]:
-        """(event, value) pairs that came since the last call."""
-        while (frames := self._reports.next()) is not None:
-            message = parse_monitor_message(frames)
-            yield int(message["event"]), int(message["value"])
-
-    def close(self) -> None:
-        self.socket.disable_monitor()
-        self.monitor.close(0)
-        self.socket.close()
 
 
 class Listener:
@@ -133,6 +85,10 @@ class Listener:
         A peer silent for this long counts as gone; 0 never.
     backlog : int
         Messages that may wait unread per connection; beyond, the peer's sends stall.
+    unread : int
+        Messages that may wait for one peer to read; beyond, `send` raises `Full`. 0: no limit.
+    largest : int
+        Bytes of a frame; a connection with a larger one ends.
 
     Raises
     ------
@@ -147,12 +103,17 @@ class Listener:
         *,
         heartbeat_ms: int = 0,
         backlog: int = 1024,
+        unread: int = 0,
+        largest: int = LARGEST_MESSAGE,
     ) -> None:
         socket = context.socket(zmq.ROUTER)
-        _prepare(socket, heartbeat_ms)
+        _prepare(socket, heartbeat_ms, largest)
         socket.setsockopt(zmq.RCVHWM, backlog)
-        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else messages to a gone peer vanish silently
-        self._wire = _Monitored(socket, zmq.EVENT_DISCONNECTED)
+        socket.setsockopt(zmq.SNDHWM, unread)
+        # Else what a gone peer, or one beyond its mark, was to get vanishes silently.
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._wire = Monitored(socket, int(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED))
+        self.connections = Connections()
         try:
             self.endpoint = _bind(socket, address)
         except BaseException:
@@ -168,10 +129,14 @@ class Listener:
         """The next message, or None; never waits."""
         socket = self._wire.socket
         try:
-            frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            last = socket.recv(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return None
-        last = frames[-1]
+        frames = [last]
+        while last.more:  # the rest has come too: libzmq hands whole messages over
+            last = socket.recv(zmq.NOBLOCK, copy=False)
+            if len(frames) <= MOST_FRAMES:
+                frames.append(last)
         try:
             source, address = int(last.get(zmq.SRCFD)), str(last.get("Peer-Address"))
         except (zmq.ZMQError, ValueError):
@@ -181,14 +146,29 @@ class Listener:
 
     def gone(self) -> list[int]:
         """Descriptors of connections that ended since the last call."""
-        return [value for _, value in self._wire.events()]
+        ended = []
+        for event, value in self._wire.events():
+            if event == zmq.EVENT_ACCEPTED:
+                self.connections.began(value)
+            else:
+                self.connections.ended(value)
+                ended.append(value)
+        return ended
 
     def send(self, identity: bytes, frames: Sequence[Payload]) -> bool:
-        """Hand a message over; False when that peer is gone. Never waits."""
+        """Hand a message over; False when that peer is gone. Never waits.
+
+        Raises
+        ------
+        Full
+            The peer reads too slowly; nothing was sent.
+        """
         try:
             self._wire.socket.send_multipart([identity, *frames], zmq.NOBLOCK)
+        except zmq.Again as exc:
+            raise Full from exc
         except zmq.ZMQError as exc:
-            if exc.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+            if exc.errno == zmq.EHOSTUNREACH:
                 return False
             raise
         return True
@@ -221,14 +201,6 @@ def _bind(socket: zmq.Socket[bytes], address: str) -> Endpoint:
     raise ConfigurationError(f"can't listen on {address}: {reason}") from reason
 
 
-def _inode(descriptor: int) -> int:
-    """What a descriptor stands for; 0 when it is closed."""
-    try:
-        return os.fstat(descriptor).st_ino
-    except OSError:
-        return 0
-
-
 def _unlink_socket(path: str) -> None:
     try:
         if stat.S_ISSOCK(os.stat(path).st_mode):
@@ -249,6 +221,16 @@ _ENDS = {
 class Dialer:
     """A DEALER that is connected once and never again.
 
+    Parameters
+    ----------
+    context
+        From `open_context`.
+    endpoint : Endpoint
+    heartbeat_ms : int
+        A peer silent for this long counts as gone; 0 never.
+    backlog, unsent : int
+        Messages that may wait to be received here, and to be sent; 0: no limit.
+
     Attributes
     ----------
     descriptor : int
@@ -258,12 +240,19 @@ class Dialer:
     """
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: Endpoint, *, heartbeat_ms: int = 0
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: Endpoint,
+        *,
+        heartbeat_ms: int = 0,
+        backlog: int = 0,
+        unsent: int = 0,
     ) -> None:
         socket = context.socket(zmq.DEALER)
         _prepare(socket, heartbeat_ms)
-        socket.setsockopt(zmq.RCVHWM, 0)
-        self._wire = _Monitored(socket, int(zmq.EVENT_CONNECTED) | sum(_ENDS))
+        socket.setsockopt(zmq.RCVHWM, backlog)
+        socket.setsockopt(zmq.SNDHWM, unsent)
+        self._wire = Monitored(socket, int(zmq.EVENT_CONNECTED) | sum(_ENDS))
         self.endpoint = endpoint
         self.descriptor = -1
         self.lost: str | None = None
@@ -296,7 +285,7 @@ class Dialer:
         """Take note of what happened to the connection."""
         for event, value in self._wire.events():
             if event == zmq.EVENT_CONNECTED:
-                self.descriptor, self._inode = value, _inode(value)
+                self.descriptor, self._inode = value, inode_of(value)
             elif self.lost is None:
                 self.descriptor = -1
                 self.lost = f"{self.endpoint}: {self._end(event)}"
@@ -305,7 +294,7 @@ class Dialer:
         """After a fork, in the child: close the parent's connection, so that it ends with the
         parent. If the number is another file's by now, that is left alone."""
         descriptor, self.descriptor = self.descriptor, -1
-        if descriptor >= 0 and _inode(descriptor) == self._inode != 0:
+        if descriptor >= 0 and inode_of(descriptor) == self._inode != 0:
             os.close(descriptor)
 
     def _end(self, event: int) -> str:
@@ -317,7 +306,8 @@ class Dialer:
         return _ENDS.get(event, "the connection ended")
 
     def send(self, frames: Sequence[Payload]) -> bool:
-        """Hand a message over; False when the connection is gone. Never waits."""
+        """Hand a message over; False when the connection is gone or its limit reached. Never
+        waits."""
         if self.lost is not None:  # libzmq would queue it for a connection that never comes
             return False
         try:

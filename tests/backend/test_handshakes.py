@@ -238,3 +238,20 @@ def test_a_truncated_region_leaves_inline_sessions(
     assert isinstance(welcome, Welcome)
     assert welcome.region == ""
     assert "truncated" in one.log
+
+
+def test_whoever_dies_before_it_has_attached_leaves_no_session(
+    backend: Start, raw: Connect, eventually: Eventually
+) -> None:
+    one = backend(size="4M")
+    watcher, stays, leaves = (raw(one.endpoint) for _ in range(3))
+    first = stays.greet(features=(1, 2, Feature.STAYS))
+    second = leaves.greet(features=(1, 2))
+    assert isinstance(first, Welcome)
+    assert isinstance(second, Welcome)
+    stays.close()
+    leaves.close()
+    # The other did not say that it would stay: it may attach all the same.
+    eventually(
+        lambda: [s["session"] for s in watcher.status().report["sessions"]] == [second.session]
+    )

@@ -94,9 +94,48 @@ def test_shared_one_worker_for_each_principal(site: Callable[..., Site]) -> None
     assert len(list(one.pool)) == 2, "no spare"
     one.pool.settle(first)
     assert first.principal == ANN, "it stays its principal's without sessions"
+    assert one.pool.assign(ANN) is first
     os.kill(first.pid, signal.SIGKILL)
     one.until(lambda: not first.running)
     assert one.pool.assign(ANN).pid != first.pid, "the successor"
+
+
+def test_an_idle_worker_ends_but_the_last_one(site: Callable[..., Site]) -> None:
+    one = site(per_session=False, limit=3, idle_seconds=0.2)
+    first, second = one.serve(ANN, 1), one.serve(BOB, 2)
+    second.end_session(2, "the test says so")
+    one.until(lambda: not second.running)
+    assert one.serve(ANN, 3) is first, "who has sessions is not ended"
+    for session in (1, 3):
+        first.end_session(session, "the test says so")
+    one.until(lambda: not first.sessions)
+    one.loop.turn_until(lambda: not first.running, 1.0)
+    assert first.running, "the last one stays"
+    third = one.serve(BOB, 4)
+    one.until(lambda: not first.running)
+    assert list(one.pool) == [third]
+
+
+def test_a_session_in_time_keeps_the_worker(site: Callable[..., Site]) -> None:
+    one = site(per_session=False, limit=3, idle_seconds=0.5)
+    first = one.serve(ANN, 1)
+    one.serve(BOB, 2)
+    first.end_session(1, "the test says so")
+    one.until(lambda: not first.sessions)
+    assert one.serve(ANN, 3) is first
+    one.loop.turn_until(lambda: not first.running, 1.0)
+    assert first.running
+
+
+def test_at_the_limit_an_idle_worker_makes_room(site: Callable[..., Site]) -> None:
+    one = site(per_session=False, limit=1, idle_seconds=1000.0)
+    first = one.serve(ANN, 1)
+    with pytest.raises(DeviceError):
+        one.pool.assign(BOB)
+    first.end_session(1, "the test says so")
+    one.until(lambda: not first.sessions)
+    assert one.serve(BOB, 2) is not first
+    one.until(lambda: not first.running)
 
 
 def test_a_session_gets_the_spare_and_the_next_one_starts(site: Callable[..., Site]) -> None:

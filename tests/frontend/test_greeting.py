@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from flyt.errors import CommandTimeout, FlytError, HandshakeError, ProtocolError, SessionLost
-from flyt.frontend.greeting import greet
+from flyt.frontend import greeting
 from flyt.rpc import messages as m
 from flyt.rpc.patience import Deadline
 from flyt.shm import ring
@@ -21,6 +21,11 @@ LIMIT = 20.0
 WELCOME = m.Welcome(
     7, bytes(16), 1, "s", 0, "", 0, 0, "", 256, 1 << 20, 30_000, (), {"devices": []}
 )
+
+
+def greet(context: Any, endpoint: Any, deadline: Deadline) -> m.Welcome:
+    with greeting.greeted(context, endpoint, deadline) as welcome:
+        return welcome
 
 
 @pytest.fixture
@@ -48,7 +53,7 @@ def test_welcome(greeted: Any) -> None:
     hello, outcome = greeted([m.WELCOMES.encode(WELCOME)])
     assert outcome == WELCOME
     assert (hello.version, hello.pid) == (m.PROTOCOL_VERSION, os.getpid())
-    assert hello.features == ((1, 2, 3) if ring.usable() else (1, 2))
+    assert hello.features == ((1, 2, 3, 4) if ring.usable() else (1, 2, 4))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from flyt.backend.visitors import HELLO_BYTES
 from flyt.errors import SessionLost
 from flyt.rpc import messages as m
 from flyt.rpc.endpoints import Endpoint
@@ -435,7 +436,7 @@ def test_a_message_larger_than_any_ends_the_connection(liar: RawClient) -> None:
 
 def test_garbage_on_the_main_socket_gets_no_answer(served: Any, newcomer: RawClient) -> None:
     before = status(served)["garbage"]
-    lies = [[data] for data, _ in GARBAGE.values()] + [
+    lies = [[data] for data, _ in GARBAGE.values() if len(data) <= HELLO_BYTES] + [
         [m.COMMANDS.encode(m.Ping(1)), b"second frame"],
         [m.HELLOS.encode(m.Hello(m.PROTOCOL_VERSION, (1,), 1, "x"))[:-1]],
         [packed(1, "1", [], 1, "x")],

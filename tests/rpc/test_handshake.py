@@ -84,7 +84,7 @@ def test_this_version_speaks_with_itself() -> None:
 @pytest.mark.parametrize("local", [False, True])
 def test_rings_need_what_both_sides_have(local: bool) -> None:
     one, other = offer("backend", ring=local), offer("frontend", ring=not local)
-    assert negotiate(one, other) == {Feature.REGION, Feature.INLINE}
+    assert negotiate(one, other) == {Feature.REGION, Feature.INLINE, Feature.STAYS}
 
 
 def test_rings_alone_move_no_bytes() -> None:

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``flyt status``: what a backend on this host serves, from its own report."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from flyt.errors import FlytError
+from flyt.frontend.greeting import ask
+from flyt.frontend.settings import Settings
+from flyt.rpc.endpoints import Endpoint
+from flyt.rpc.messages import AskStatus, Refused, StatusReport
+from flyt.rpc.patience import Deadline
+from flyt.rpc.sockets import open_context
+
+ANSWER_SECONDS = 5.0
+"""A backend answers within half a second, even with a worker that is stuck."""
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+UNKNOWN = "?"
+"""What a worker that does not answer has."""
+
+
+def fetch(endpoint: str) -> dict[str, Any]:
+    """The report of the backend at ``endpoint``.
+
+    Raises
+    ------
+    FlytError
+        Nobody listens there, or this user may not ask.
+    """
+    context = open_context()
+    try:
+        answer = ask(context, Endpoint.parse(endpoint), AskStatus(), Deadline.after(ANSWER_SECONDS))
+    finally:
+        context.term()
+    if isinstance(answer, StatusReport):
+        return dict(answer.report)
+    reason = answer.text if isinstance(answer, Refused) else "the backend did not understand"
+    raise FlytError(f"{endpoint}: {reason}")
+
+
+def size(number: int | None) -> str:
+    """Bytes for people."""
+    if number is None:
+        return UNKNOWN
+    value, unit = float(number), 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.1f} {_UNITS[unit]}" if unit else f"{number} B"
+
+
+def age(seconds: float) -> str:
+    """A duration for people."""
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    minutes, hours = whole // 60 % 60, whole // 3600
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {whole % 60:02} s"
+
+
+def table_of(report: dict[str, Any], now: float) -> Table:
+    """The sessions."""
+    table = Table()
+    for name in ("session", "pid", "client", "user", "age", "device memory", "frames", "in flight"):
+        table.add_column(name, overflow="fold")
+    table.add_column("moved")
+    table.add_column("errors")
+    for one in report["sessions"]:
+        known = {name: UNKNOWN if one[name] is None else str(one[name]) for name in one}
+        table.add_row(
+            f"{one['session']:016x}",
+            known["pid"],
+            one["program"],
+            one["principal"],
+            age(now - one["since"]),
+            size(one["device_bytes"]),
+            known["frames"],
+            known["in_flight"],
+            size(one["bytes_moved"]),
+            known["errors"],
+        )
+    return table
+
+
+@click.command()
+@click.option("--backend", metavar="ENDPOINT", help="Default: FLYT_BACKEND, else the local one.")
+@click.option("--json", "as_json", is_flag=True, help="The whole report, for programs.")
+def status(backend: str | None, as_json: bool) -> None:
+    """Show the sessions of a backend; only its own user may, on its host (ipc)."""
+    try:
+        report = fetch(Settings.read(endpoint=backend).endpoint)
+    except FlytError as exc:
+        click.echo(f"flyt status: {exc}", err=True)
+        sys.exit(1)
+    if as_json:
+        print(json.dumps(report, indent=2))
+        return
+    frames = report["frames"]
+    print(
+        f"backend {report['pid']}: device {report['device']}, isolation {report['isolation']}, "
+        f"region {report['region'] or 'none'}"
+    )
+    print(
+        f"frames: {frames['granted']} of {frames['total']} in use, "
+        f"{frames['reclaiming']} being cleared; workers: {len(report['workers'])}; "
+        f"messages that were garbage: {report['garbage']}"
+    )
+    Console().print(table_of(report, time.time()))

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``flyt status``, ``flyt doctor`` and the endpoint for Prometheus, against a real backend."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.pair.raw import eventually
+
+LIMIT = 60.0
+
+CLIENT = """
+import sys
+import numpy as np
+import flyt, flyt as cudart
+K = cudart.cudaMemcpyKind
+error, device = cudart.cudaMalloc(3 << 20)
+data = np.zeros(1 << 20, np.uint8)
+for _ in range(5):
+    assert cudart.cudaMemcpy(device, data, data.nbytes, K.cudaMemcpyHostToDevice)[0] == 0
+assert cudart.cudaDeviceSynchronize()[0] == 0
+assert cudart.cudaMalloc(1 << 50)[0] == 2
+print("there", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture(scope="module")
+def served(module_backend: Callable[..., Any]) -> Any:
+    return module_backend(extra=["--metrics", "127.0.0.1:*"])
+
+
+def flyt(backend: Any, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "flyt.cli.main", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT,
+        env={**os.environ, **backend.env, "FLYT_BACKEND": backend.endpoint, **environment},
+    )
+
+
+@pytest.fixture
+def client(served: Any, start_client: Callable[..., Any]) -> Any:
+    """A client with 3 MiB of device memory that has copied 5 MiB and met one error."""
+    process = start_client(CLIENT, served)
+    assert process.stdout.readline() == "there\n"
+    return process
+
+
+def test_status_for_programs(served: Any, client: Any) -> None:
+    done = flyt(served, "status", "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    (session,) = [s for s in report["sessions"] if s["pid"] == client.pid]
+    assert session["device_bytes"] == 3 << 20
+    assert session["bytes_moved"] == 5 << 20
+    assert session["in_flight"] == 0
+    assert session["errors"] == 1
+    assert session["frames"] > 0
+    assert report["pid"] == served.pid
+
+
+def test_status_for_people(served: Any, client: Any) -> None:
+    done = flyt(served, "status", COLUMNS="200")
+    assert done.returncode == 0, done.stderr
+    (row,) = [line for line in done.stdout.splitlines() if f" {client.pid} " in line]
+    for word in (f"uid {os.getuid()}", "3.0 MiB", "5.0 MiB"):
+        assert word in row, row
+
+
+def test_status_of_a_stuck_worker_is_unknown(served: Any, client: Any) -> None:
+    report = json.loads(flyt(served, "status", "--json").stdout)
+    worker = next(s["worker"] for s in report["sessions"] if s["pid"] == client.pid)
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        for _ in range(3):
+            report = json.loads(flyt(served, "status", "--json").stdout)
+            (session,) = [s for s in report["sessions"] if s["pid"] == client.pid]
+            assert session["device_bytes"] is None
+            assert session["frames"] > 0, "what the daemon itself knows is there"
+    finally:
+        os.kill(worker, signal.SIGCONT)
+
+    def known() -> bool:
+        report = json.loads(flyt(served, "status", "--json").stdout)
+        return all(s["device_bytes"] is not None for s in report["sessions"])
+
+    assert eventually(known)
+
+
+def test_status_without_a_backend(served: Any) -> None:
+    done = flyt(served, "status", "--backend", "ipc:///tmp/there-is-none.sock")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "is flyt-backend running?" in done.stderr
+
+
+def test_prometheus(served: Any, client: Any) -> None:
+    port = re.search(r"metrics at port (\d+)", served.log)
+    assert port is not None, served.log
+    with urllib.request.urlopen(f"http://127.0.0.1:{port[1]}/metrics", timeout=LIMIT) as answer:
+        text = answer.read().decode()
+    values = dict(
+        line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#")
+    )
+    assert float(values["flyt_up"]) == 1
+    (mine,) = [key for key in values if f'pid="{client.pid}"' in key and "device_bytes" in key]
+    assert float(values[mine]) == 3 << 20
+    assert float(values[mine.replace("device_bytes", "bytes_moved")]) == 5 << 20
+    assert float(values[mine.replace("device_bytes", "errors")]) == 1
+    assert float(values["flyt_frames_granted"]) > 0
+
+
+def test_log_lines_name_the_session(served: Any, client: Any) -> None:
+    report = json.loads(flyt(served, "status", "--json").stdout)
+    (session,) = [s["session"] for s in report["sessions"] if s["pid"] == client.pid]
+    client.kill()
+    assert eventually(lambda: f"session {session:016x} of pid {client.pid} is over" in served.log)
+
+
+# --- doctor --------------------------------------------------------------------------------------
+
+
+def diagnosis(backend: Any, *words: str, **environment: str) -> tuple[int, dict[str, Any]]:
+    done = flyt(backend, "doctor", "--json", *words, **environment)
+    assert done.stdout, done.stderr
+    return done.returncode, {step["step"]: step for step in json.loads(done.stdout)}
+
+
+def test_doctor_of_a_sound_set_up(served: Any) -> None:
+    code, steps = diagnosis(served)
+    if not steps["commands"]["ok"]:
+        assert "libflyt.so" in steps["commands"]["text"]
+        del steps["commands"]
+    else:
+        assert code == 0, steps
+    assert all(step["ok"] for step in steps.values()), steps
+    assert "seen by both sides" in steps["region"]["text"]
+    assert "cached" in steps["region"]["text"]
+    assert "all bytes right" in steps["probe"]["text"]
+
+
+def test_doctor_without_a_backend(served: Any) -> None:
+    code, steps = diagnosis(served, "--backend", "ipc:///tmp/there-is-none.sock")
+    assert code == 1
+    assert list(steps) == ["endpoint"]
+    assert "start flyt-backend" in steps["endpoint"]["text"]
+
+
+def test_doctor_of_a_region_that_is_another(served: Any, tmp_path: Any) -> None:
+    copy = tmp_path / "copy"
+    with open(served.region, "rb") as region:
+        data = bytearray(region.read())
+    data[40:56] = bytes(16)  # where the epoch is
+    copy.write_bytes(data)
+    code, steps = diagnosis(served, FLYT_REGION=str(copy))
+    assert code == 1
+    assert not steps["region"]["ok"]
+    assert "another region than the backend's" in steps["region"]["text"]
+    assert steps["probe"]["ok"], "inline it works all the same"
+
+
+def test_doctor_of_a_backend_without_a_region(backend: Callable[..., Any]) -> None:
+    one = backend(extra=["--no-region"])
+    code, steps = diagnosis(one)
+    assert code == 1
+    assert "--no-region" in steps["region"]["text"]

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clients die at any point of any operation: everything they held is back within two seconds, and
+the others' bytes are right. ``scripts/soak`` does the same for half an hour."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.chaos import Chaos
+from tests.faults.load import NAMES
+
+SEED = 20_261_128
+AT_ONCE = 4
+
+
+@pytest.mark.parametrize(("isolation", "kills"), [("shared", 104), ("process", 16)])
+def test_random_kills(
+    backend: Callable[..., Any], tmp_path: Path, isolation: str, kills: int
+) -> None:
+    served = backend(size="128M", extra=["--isolation", isolation])
+    with Chaos(served, tmp_path, SEED, survivors=4) as chaos:
+        for _ in range(kills // AT_ONCE):
+            chaos.kill(AT_ONCE)
+            if isolation == "shared":
+                chaos.comes_back()
+        assert sum(chaos.kills.values()) == kills
+        assert isolation == "process" or min(chaos.kills.values()) >= kills // len(NAMES)
+        lines = chaos.finish()
+    assert len(lines) == 4
