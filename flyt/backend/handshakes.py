@@ -62,8 +62,20 @@ class Terms(Protocol):
     def session_ports(self) -> str:
         """TCP ports of session sockets: ``*`` or ``A-B``."""
 
+    @property
+    def has_doorbell(self) -> bool:
+        """Whether guests can ring."""
+
+    def free_bell(self) -> int:
+        """A bell that no session has; 0 if there is none."""
+
     def welcome(
-        self, opened: Opened, token: bytes, snapshot: dict[str, Any], features: frozenset[Feature]
+        self,
+        opened: Opened,
+        token: bytes,
+        snapshot: dict[str, Any],
+        features: frozenset[Feature],
+        bell: int,
     ) -> Welcome:
         """The words of welcome to a session that has its socket."""
 
@@ -146,7 +158,7 @@ class Handshakes:
             return  # it has gone already
         answer: StatusReport | Refused
         try:
-            message = _decode(incoming)
+            message = self._decode(incoming)
             if not isinstance(message, AskStatus):
                 self._greet(listener, incoming, principal, message)
                 return
@@ -163,10 +175,28 @@ class Handshakes:
             answer = Refused(exc.code, exc.detail)
         listener.send(incoming.identity, [WELCOMES.encode(answer)])
 
+    def _offer(self) -> Offer:
+        return offer("backend", ring=ring.usable() is not None, doorbell=self._terms.has_doorbell)
+
+    def _decode(self, incoming: Incoming) -> Hello | AskStatus:
+        if len(incoming.frames) != 1:
+            raise ProtocolError(
+                f"the client sent {len(incoming.frames)} frames where HELLO has one"
+            )
+        data = incoming.frames[0]
+        try:
+            message: Hello | AskStatus = HELLOS.decode(data)
+        except ProtocolError:
+            version = foreign_version(data)
+            if version is not None:
+                negotiate(self._offer(), Offer("frontend", version, frozenset()))
+            raise
+        return message
+
     def _greet(
         self, listener: Listener, incoming: Incoming, principal: Principal, hello: Hello
     ) -> None:
-        features = negotiate(_offer(), offer_of(hello))
+        features = negotiate(self._offer(), offer_of(hello))
         limit = self._loop.call_later(HANDSHAKE_LIMIT, lambda: self._too_slow(pending))
         pending = _Pending(
             hello, listener, incoming, principal, features, limit, secrets.token_bytes(16)
@@ -210,6 +240,7 @@ class Handshakes:
                 pending.session,
             ),
             since=time.time(),
+            bell=self._terms.free_bell() if Feature.DOORBELL in pending.features else 0,
         )
         worker.open(record, pending.token, self._terms.memory_limit)
 
@@ -239,7 +270,11 @@ class Handshakes:
             return
         self._forget(pending)
         welcome = self._terms.welcome(
-            opened, pending.token, worker.snapshot or {}, pending.features
+            opened,
+            pending.token,
+            worker.snapshot or {},
+            pending.features,
+            worker.sessions[opened.session].bell,
         )
         if not pending.answer(welcome):
             worker.end_session(opened.session, "the client went away before its WELCOME")
@@ -294,21 +329,3 @@ class Handshakes:
     def _forget(self, pending: _Pending) -> None:
         pending.limit.cancel()
         del self._pending[pending.key]
-
-
-def _offer() -> Offer:
-    return offer("backend", ring=ring.usable() is not None)
-
-
-def _decode(incoming: Incoming) -> Hello | AskStatus:
-    if len(incoming.frames) != 1:
-        raise ProtocolError(f"the client sent {len(incoming.frames)} frames where HELLO has one")
-    data = incoming.frames[0]
-    try:
-        message: Hello | AskStatus = HELLOS.decode(data)
-    except ProtocolError:
-        version = foreign_version(data)
-        if version is not None:
-            negotiate(_offer(), Offer("frontend", version, frozenset()))
-        raise
-    return message

@@ -12,6 +12,7 @@ import logging
 import os
 from typing import Any
 
+from flyt.backend.doorbell import Doorbell, free_bell
 from flyt.backend.grants import FrameDesk
 from flyt.backend.handshakes import NO_DEVICE, Handshakes
 from flyt.backend.ledger import Ledger
@@ -76,6 +77,7 @@ class Supervisor:
         self._served: ServedRegion | None = None
         self._desk: FrameDesk | None = None
         self._doors: Doors | None = None
+        self._doorbell: Doorbell | None = None
         self._serving = False
         self._ending = False
         self._stops = 0
@@ -113,6 +115,8 @@ class Supervisor:
             self._desk = FrameDesk(ledger, reclaimer)
             reclaimer.start()
             self._loop.call_later(options.sweep, self._sweep)
+            if options.doorbell is not None:
+                self._doorbell = Doorbell(self._loop, options.doorbell, served.region)
         self._start_first_worker()
         self._doors = Doors(self._context, options.listen, options.heartbeat_ms)
         for listener in self._doors:
@@ -176,6 +180,8 @@ class Supervisor:
                 for source in listener.pollables:
                     self._loop.unwatch(source)
             self._doors.close()
+        if self._doorbell is not None:
+            self._doorbell.close()
         hurried = self._stops + 1
         self._pool.leave(drain, lambda: self._stops >= hurried)
         if self._desk is not None and self._served is not None:
@@ -200,10 +206,15 @@ class Supervisor:
             *("--heartbeat-ms", str(options.heartbeat_ms)),
             *("--log-level", self._log_level),
             *(served.child_arguments() if served is not None and served.is_whole() else ()),
+            *(("--bells", *map(str, self._bells)) if self._bells else ()),
         ]
 
     def _worker_descriptors(self) -> list[int]:
-        return [self._served.region.fd] if self._served is not None else []
+        return [*([self._served.region.fd] if self._served is not None else ()), *self._bells]
+
+    @property
+    def _bells(self) -> list[int]:
+        return self._doorbell.bells if self._doorbell is not None else []
 
     # --- what happens to workers (PoolOwner) ---
 
@@ -262,8 +273,22 @@ class Supervisor:
         """TCP ports of session sockets."""
         return self._options.session_ports
 
+    @property
+    def has_doorbell(self) -> bool:
+        """Whether guests can ring."""
+        return self._doorbell is not None
+
+    def free_bell(self) -> int:
+        """A bell that no session has; 0 if there is none."""
+        return free_bell(r.bell for worker in self._pool for r in worker.sessions.values())
+
     def welcome(
-        self, opened: Opened, token: bytes, snapshot: dict[str, Any], features: frozenset[Feature]
+        self,
+        opened: Opened,
+        token: bytes,
+        snapshot: dict[str, Any],
+        features: frozenset[Feature],
+        bell: int,
     ) -> Welcome:
         """The words of welcome."""
         served = self._served
@@ -287,6 +312,7 @@ class Supervisor:
             heartbeat_ms=self._options.heartbeat_ms,
             features=tuple(sorted(features)),
             snapshot=snapshot,
+            bell=bell,
             **shared,
         )
 

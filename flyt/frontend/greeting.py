@@ -15,7 +15,7 @@ from flyt.rpc.endpoints import Endpoint
 from flyt.rpc.handshake import offer
 from flyt.rpc.patience import Deadline
 from flyt.rpc.sockets import Dialer
-from flyt.shm import ring
+from flyt.shm import ivshmem, ring
 
 HEARTBEAT_MS = 5000
 """On the daemon's main endpoint; the handshake is over long before it matters."""
@@ -35,7 +35,7 @@ def greet(
     CommandTimeout
         No answer within the deadline.
     """
-    mine = offer("frontend", ring=ring.usable() is not None)
+    mine = offer("frontend", ring=ring.usable() is not None, doorbell=bool(ivshmem.bars()))
     hello = m.Hello(mine.version, tuple(sorted(mine.features)), os.getpid(), _program())
     answer = ask(context, endpoint, hello, deadline)
     if isinstance(answer, m.Refused):

@@ -24,6 +24,8 @@ class Feature(IntEnum):
     """Payloads inline on the session's socket."""
     RING = 3
     """Commands and replies through rings in the session's control page."""
+    DOORBELL = 4
+    """The backend is woken by an ivshmem doorbell (with `RING`)."""
 
 
 _WAYS = frozenset({Feature.REGION, Feature.INLINE})
@@ -38,9 +40,11 @@ class Offer:
     features: frozenset[int]
 
 
-def offer(who: str, *, ring: bool) -> Offer:
-    """What this version speaks; ``ring``: whether this installation has what rings need."""
-    features = frozenset(f for f in Feature if ring or f != Feature.RING)
+def offer(who: str, *, ring: bool, doorbell: bool = False) -> Offer:
+    """What this version speaks; ``ring``: whether this installation has what rings need;
+    ``doorbell``: whether there is one."""
+    has = {Feature.RING: ring, Feature.DOORBELL: ring and doorbell}
+    features = frozenset(f for f in Feature if has.get(f, True))
     return Offer(who, PROTOCOL_VERSION, features)
 
 
