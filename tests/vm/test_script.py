@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -17,24 +19,83 @@ from vm.machine import CRASHED, HUNG
 
 pytestmark = pytest.mark.timeout(300)
 
-LIMIT = 200
-"""Seconds; a boot and no work."""
-CRASH = "open('/proc/sysrq-trigger', 'w').write('c')"
+LIMIT = 200.0
+"""Seconds; boots side by side, and the time limits of the payloads."""
+SECONDS = "8"
+"""A payload's own limit. The guest counts as hung after `GRACE` more."""
+
+FAILS = "import sys; print('this went wrong'); sys.exit(7)"
+RAISES = "raise RuntimeError('nobody caught this')"
+HANGS = "import threading; threading.Event().wait()"
+# The guest's first process is frozen, so nobody there answers any more.
+GUEST_HANGS = """
+import os, pathlib
+os.mkdir("/tmp/cg")
+assert os.system("mount -t cgroup2 none /tmp/cg") == 0
+os.mkdir("/tmp/cg/frozen")
+pathlib.Path("/tmp/cg/frozen/cgroup.procs").write_text("1")
+pathlib.Path("/tmp/cg/frozen/cgroup.freeze").write_text("1")
+"""
+CRASHES = "open('/proc/sysrq-trigger', 'w').write('c')"
+
+VERDICTS = {
+    FAILS: (7, "this went wrong"),
+    RAISES: (1, "RuntimeError: nobody caught this"),
+    HANGS: (HUNG, ""),
+    GUEST_HANGS: (HUNG, "the guest does not answer"),
+    CRASHES: (CRASHED, "sysrq triggered crash"),  # its console's last words
+}
+"""Payload: exit code of the script, and what it says."""
 
 
-def test_a_guest_that_crashes_fails_the_script(tmp_path: Path) -> None:
-    payload = tmp_path / "payload.py"
-    payload.write_text(CRASH)
-    done = subprocess.run(
-        [ROOT / "scripts" / "vm", "run", payload, "seen"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT,
-        env={**os.environ, "FLYT_VENV": sys.prefix},
-    )
-    assert done.returncode == CRASHED, done.stderr
-    assert "sysrq triggered crash" in done.stdout  # its console's last words
+def _processes() -> set[str]:
+    """Of every guest: they name its folder on their command line."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes()
+        except OSError:  # it has ended meanwhile
+            continue
+        if b"flyt-vm-" in line:
+            found.add(path.parent.name)
+    return found
+
+
+def _left() -> tuple[set[str], set[str], set[str]]:
+    shm, temporary = os.listdir("/dev/shm"), os.listdir(tempfile.gettempdir())
+    return _processes(), set(shm), {name for name in temporary if name.startswith("flyt-vm-")}
+
+
+def test_a_guest_that_fails_hangs_or_crashes_fails_the_script(tmp_path: Path) -> None:
+    """And leaves no process, no shared memory and no folder."""
+    region = Path("/dev/shm") / f"flyt-test-{os.getpid()}-script"
+    region.write_bytes(bytes(1 << 20))
+    try:
+        before = _left()
+        scripts = []
+        for number, payload in enumerate(VERDICTS):
+            file = tmp_path / f"payload{number}.py"
+            file.write_text(payload)
+            command = [ROOT / "scripts" / "vm", "run", "--region", region, "--seconds", SECONDS]
+            scripts.append(
+                subprocess.Popen(
+                    [*command, file],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    env={**os.environ, "FLYT_VENV": sys.prefix},
+                )
+            )
+        deadline = time.monotonic() + LIMIT
+        for script, (code, text) in zip(scripts, VERDICTS.values(), strict=True):
+            said, _ = script.communicate(timeout=max(1.0, deadline - time.monotonic()))
+            assert (script.returncode, text in said) == (code, True), said
+        assert _left() == before
+    finally:
+        for script in scripts:
+            script.kill()
+            script.wait()
+        region.unlink()
 
 
 def test_the_verdict_is_the_payloads(lab: Lab) -> None:
