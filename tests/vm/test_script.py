@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -14,19 +16,16 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.vm.conftest import Lab
+from tests.vm.conftest import HOST, PAYLOADS, Lab, port_of
 from vm.machine import CRASHED, HUNG
 
 pytestmark = pytest.mark.timeout(300)
 
 LIMIT = 200.0
 """Seconds; boots side by side, and the time limits of the payloads."""
-SECONDS = "8"
+SECONDS = "30"
 """A payload's own limit. The guest counts as hung after `GRACE` more."""
 
-FAILS = "import sys; print('this went wrong'); sys.exit(7)"
-RAISES = "raise RuntimeError('nobody caught this')"
-HANGS = "import threading; threading.Event().wait()"
 # The guest's first process is frozen, so nobody there answers any more.
 GUEST_HANGS = """
 import os, pathlib
@@ -39,13 +38,10 @@ pathlib.Path("/tmp/cg/frozen/cgroup.freeze").write_text("1")
 CRASHES = "open('/proc/sysrq-trigger', 'w').write('c')"
 
 VERDICTS = {
-    FAILS: (7, "this went wrong"),
-    RAISES: (1, "RuntimeError: nobody caught this"),
-    HANGS: (HUNG, ""),
     GUEST_HANGS: (HUNG, "the guest does not answer"),
     CRASHES: (CRASHED, "sysrq triggered crash"),  # its console's last words
 }
-"""Payload: exit code of the script, and what it says."""
+"""Payload: exit code of the script, and what it says. The third guest is in the test itself."""
 
 
 def _processes() -> set[str]:
@@ -66,36 +62,48 @@ def _left() -> tuple[set[str], set[str], set[str]]:
     return _processes(), set(shm), {name for name in temporary if name.startswith("flyt-vm-")}
 
 
-def test_a_guest_that_fails_hangs_or_crashes_fails_the_script(tmp_path: Path) -> None:
-    """And leaves no process, no shared memory and no folder."""
-    region = Path("/dev/shm") / f"flyt-test-{os.getpid()}-script"
-    region.write_bytes(bytes(1 << 20))
-    try:
-        before = _left()
-        scripts = []
+def _script(payload: Path, *options: str) -> subprocess.Popen[str]:
+    command = [ROOT / "scripts" / "vm", "run", "--seconds", SECONDS, *options, payload]
+    return subprocess.Popen(
+        [*command, "7"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "FLYT_VENV": sys.prefix},
+    )
+
+
+def test_a_guest_that_fails_hangs_or_crashes_fails_the_script(lab: Lab, tmp_path: Path) -> None:
+    """And leaves no process, no shared memory and no folder.
+
+    The one that fails is the second guest of this host, with a backend and a region of its own.
+    """
+    before = _left()
+    with contextlib.ExitStack() as stack:
+        # Moves bytes, then exits with its argument.
+        backend = f"FLYT_BACKEND=tcp://{HOST}:{port_of(lab.lone)}"
+        fails = PAYLOADS / "small.py"
+        scripts = [_script(fails, "--region", lab.lone.region, "--env", backend)]
         for number, payload in enumerate(VERDICTS):
             file = tmp_path / f"payload{number}.py"
             file.write_text(payload)
-            command = [ROOT / "scripts" / "vm", "run", "--region", region, "--seconds", SECONDS]
-            scripts.append(
-                subprocess.Popen(
-                    [*command, file],
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                    env={**os.environ, "FLYT_VENV": sys.prefix},
-                )
-            )
-        deadline = time.monotonic() + LIMIT
-        for script, (code, text) in zip(scripts, VERDICTS.values(), strict=True):
-            said, _ = script.communicate(timeout=max(1.0, deadline - time.monotonic()))
-            assert (script.returncode, text in said) == (code, True), said
-        assert _left() == before
-    finally:
+            scripts.append(_script(file))
         for script in scripts:
-            script.kill()
-            script.wait()
-        region.unlink()
+            stack.callback(script.wait)
+            stack.callback(script.kill)
+        report = lab.copies()
+        assert (report["right"], report["region"]) == (True, True), report
+        deadline = time.monotonic() + LIMIT
+        said = [
+            script.communicate(timeout=max(1.0, deadline - time.monotonic()))[0]
+            for script in scripts
+        ]
+    assert scripts[0].returncode == 7, said[0]
+    report = json.loads(said[0].splitlines()[-1])
+    assert (report["right"], report["region"], report["warnings"]) == (True, True, []), report
+    for script, text, (code, words) in zip(scripts[1:], said[1:], VERDICTS.values(), strict=True):
+        assert (script.returncode, words in text) == (code, True), text
+    assert _left() == before
 
 
 def test_the_verdict_is_the_payloads(lab: Lab) -> None:
