@@ -39,6 +39,9 @@ GUEST = 0
 BELLS = 64
 """Each is a descriptor in QEMU and in every worker. Sessions beyond get wake-ups by ZeroMQ."""
 
+AGAIN_SECONDS = 1.0
+"""After a connection that could not be taken, for want of descriptors say."""
+
 _MESSAGE = struct.Struct("<q")
 _FOREIGN = 4096
 """Bytes of what QEMU never says, read at once."""
@@ -83,13 +86,19 @@ class Doorbell:
             undo.callback(_unlink, path)
             self.bells = [_eventfd(undo) for _ in range(BELLS)]
             self._stack = undo.pop_all()
-        loop.watch(self._door.fileno(), self._arrived)
+        self._open()
+
+    def _open(self) -> None:
+        if self._door.fileno() >= 0:
+            self._loop.watch(self._door.fileno(), self._arrived)
 
     def _arrived(self) -> None:
         try:
             guest, _ = self._door.accept()
         except OSError as exc:  # it has gone already, or there is no descriptor left
             log.warning("--doorbell: nobody let in: %s", exc.strerror)
+            self._loop.unwatch(self._door.fileno())  # whoever waits there would be news at once
+            self._loop.call_later(AGAIN_SECONDS, self._open)
             return
         guest.setblocking(False)
         if self._guest is not None:

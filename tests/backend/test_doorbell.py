@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import stat
 import struct
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -138,6 +140,33 @@ def test_who_leaves_at_once_harms_nothing(daemon: Daemon) -> None:
         daemon.connect().close()
     daemon.turn()
     with daemon.connect() as peer:
+        assert len(peer.recv(8)) == 8
+
+
+def test_who_finds_no_descriptor_left_is_let_in_later(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flyt.backend.doorbell.AGAIN_SECONDS", 0.2)
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(daemon.path)
+        peer.setblocking(False)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest = os.dup(0)
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+        try:
+            daemon.turn()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        # A loop that watches nothing at all would not wait.
+        idle = os.eventfd(0)
+        with descriptors([idle]):
+            daemon.loop.watch(idle, lambda: None)
+            begun = time.monotonic()
+            daemon.loop.turn(60.0)  # it waits, and asks no more meanwhile
+            daemon.loop.unwatch(idle)
+        assert time.monotonic() - begun > 0.1
+        daemon.turn()
         assert len(peer.recv(8)) == 8
 
 

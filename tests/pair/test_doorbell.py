@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ import pytest
 from flyt.rpc import messages as m
 from flyt.shm import ring
 from flyt.shm.ring import RingReader, RingWriter
-from tests.pair.raw import LIMIT, RawClient, eventually
+from tests.pair.raw import LIMIT, RawClient, eventually, status
 
 pytestmark = pytest.mark.skipif(
     ring.native() is None, reason="no C compiler was there when Flyt was installed"
@@ -124,6 +125,24 @@ def test_a_ring_wakes_the_session_and_nothing_else_is_needed(served: Any, qemu: 
                 qemu.ring(client.welcome.bell)
             assert client.answered(number)
         assert slept > 10
+
+
+def test_bells_reach_every_worker(backend: Callable[..., Any], folder: str) -> None:
+    """With a worker for each session, started ahead."""
+    path = f"{folder}/process"
+    served = backend(size="64M", extra=["--doorbell", path, "--isolation", "process"])
+    with closing(Qemu(path)) as qemu, Client(served) as one, Client(served) as other:
+        workers = {entry["worker"] for entry in status(served)["sessions"]}
+        assert len(workers) == 2
+        for client in (one, other):
+            qemu.ring(client.welcome.bell)
+            assert client.attach_with_rings().values[1] == 1
+        time.sleep(ASLEEP_SECONDS)
+        for client in (one, other):
+            number, asleep = client.put()
+            if asleep:
+                qemu.ring(client.welcome.bell)
+            assert client.answered(number)
 
 
 def test_without_a_ring_it_sleeps_on(served: Any, qemu: Qemu) -> None:
