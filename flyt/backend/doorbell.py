@@ -127,6 +127,8 @@ class Doorbell:
             return
         try:
             said = guest.recv(_FOREIGN)
+        except BlockingIOError:
+            return
         except OSError:  # it died with messages unread
             said = b""
         if said:
