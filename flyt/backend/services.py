@@ -26,7 +26,13 @@ class Services:
     reaper: Reaper
     activity: Activity
     heartbeat_ms: int
+    bells: tuple[int, ...]
+    """Eventfds that a guest's doorbell signals, one for each session that has a bell."""
     tell: Callable[[object], None]
     """Sends a message to the supervisor."""
     broken: Callable[[int, str], None]
     """The context is gone with this sticky code."""
+
+    def bell(self, number: int) -> int:
+        """The eventfd of a session's bell; -1 for number 0, which stands for none."""
+        return self.bells[number - 1] if number else -1

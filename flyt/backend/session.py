@@ -119,7 +119,8 @@ class Session(threading.Thread):
             self.services.tell(Opened(self.id, 0, "", f"no socket for the session: {exc}"))
             self._inbox.close()
             return
-        wire = self._wire = Wire(listener, functools.partial(admits, self.order))
+        bell = self.services.bell(self.order.bell)
+        wire = self._wire = Wire(listener, functools.partial(admits, self.order), bell)
         answers = self._answers = Answers(wire)
         where = listener.endpoint
         self.services.tell(Opened(self.id, where.port, os.path.basename(where.path), ""))
@@ -254,12 +255,12 @@ class Session(threading.Thread):
         if exc.code in STICKY:
             self.services.broken(exc.code, exc.detail)
 
-    def use_rings(self, control_page: int) -> None:
-        """The client of this session will use the rings in its control page."""
+    def use_rings(self, control_page: int) -> bool:
+        """The client will use the rings in its control page; whether it has rung its doorbell."""
         native = ring.usable()
         if native is None or self._wire is None:
             raise ProtocolError("the client asks for rings, which this backend did not offer")
-        self._wire.use_rings(native, control_page)
+        return self._wire.use_rings(native, control_page)
 
     def drop_rings(self) -> None:
         """The control page is about to be unmapped."""

@@ -81,6 +81,7 @@ class Worker:
             reaper=reaper,
             activity=activity,
             heartbeat_ms=arguments.heartbeat_ms,
+            bells=tuple(arguments.bells),
             tell=self._tell,
             broken=self._break,
         )
@@ -196,6 +197,9 @@ def _arguments() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, required=True)
     for name in ("region-fd", "region-size", "page-size"):
         parser.add_argument(f"--{name}", type=int)
+    parser.add_argument(
+        "--bells", type=int, nargs="*", default=[], help="descriptors, from bell 1 on"
+    )
     parser.add_argument("--device", required=True)
     parser.add_argument("--device-options", default="")
     parser.add_argument("--log-level", default="WARNING")

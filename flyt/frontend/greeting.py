@@ -17,7 +17,7 @@ from flyt.rpc.endpoints import Endpoint
 from flyt.rpc.handshake import offer
 from flyt.rpc.patience import Deadline
 from flyt.rpc.sockets import Dialer
-from flyt.shm import ring
+from flyt.shm import ivshmem, ring
 
 HEARTBEAT_MS = 5000
 """On the daemon's main endpoint; the handshake is over long before it matters."""
@@ -39,7 +39,7 @@ def greeted(
     CommandTimeout
         No answer within the deadline.
     """
-    mine = offer("frontend", ring=ring.usable() is not None)
+    mine = offer("frontend", ring=ring.usable() is not None, doorbell=bool(ivshmem.bars()))
     hello = m.Hello(mine.version, tuple(sorted(mine.features)), os.getpid(), _program())
     with contextlib.closing(Dialer(context, endpoint, heartbeat_ms=HEARTBEAT_MS)) as dialer:
         answer = _answer(dialer, hello, deadline)
