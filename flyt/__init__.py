@@ -3,180 +3,27 @@
 
 ``import flyt as cudart`` replaces ``from cuda.bindings import runtime as cudart``: the same names,
 enum types, argument order and tuple returns, executed by ``flyt-backend`` on the GPU's host.
+
+What it offers (`flyt.frontend.public`) is loaded when the first of it is used: the daemon and its
+children import this package too, and start in half the time without NumPy and CUDA's bindings.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cuda.bindings import runtime as _cudart
-
-from flyt._version import __version__
-from flyt.errors import (
-    AddressTaken,
-    CommandTimeout,
-    ConfigurationError,
-    DeviceError,
-    FlytError,
-    HandshakeError,
-    ProtocolError,
-    RegionError,
-    RegionFull,
-    SessionLost,
-)
-from flyt.frontend.api.copies import (
-    cudaMemcpy,
-    cudaMemcpyAsync,
-    cudaMemset,
-    cudaMemsetAsync,
-)
-from flyt.frontend.api.devices import (
-    cudaDeviceCanAccessPeer,
-    cudaDeviceGetAttribute,
-    cudaDeviceGetPCIBusId,
-    cudaDeviceReset,
-    cudaDeviceSynchronize,
-    cudaDriverGetVersion,
-    cudaGetDevice,
-    cudaGetDeviceCount,
-    cudaGetDeviceProperties,
-    cudaRuntimeGetVersion,
-    cudaSetDevice,
-)
-from flyt.frontend.api.errors import (
-    cudaGetErrorName,
-    cudaGetErrorString,
-    cudaGetLastError,
-    cudaPeekAtLastError,
-)
-from flyt.frontend.api.events import (
-    cudaEventCreate,
-    cudaEventCreateWithFlags,
-    cudaEventDestroy,
-    cudaEventElapsedTime,
-    cudaEventQuery,
-    cudaEventRecord,
-    cudaEventRecordWithFlags,
-    cudaEventSynchronize,
-)
-from flyt.frontend.api.memory import (
-    cudaFree,
-    cudaFreeHost,
-    cudaHostAlloc,
-    cudaHostGetDevicePointer,
-    cudaHostGetFlags,
-    cudaHostRegister,
-    cudaHostUnregister,
-    cudaMalloc,
-    cudaMallocHost,
-    cudaMemGetInfo,
-    cudaPointerGetAttributes,
-)
-from flyt.frontend.api.streams import (
-    cudaDeviceGetStreamPriorityRange,
-    cudaStreamCreate,
-    cudaStreamCreateWithFlags,
-    cudaStreamCreateWithPriority,
-    cudaStreamDestroy,
-    cudaStreamGetFlags,
-    cudaStreamGetPriority,
-    cudaStreamQuery,
-    cudaStreamSynchronize,
-    cudaStreamWaitEvent,
-)
-from flyt.frontend.api.unsupported import (
-    cudaMallocManaged,
-)
-from flyt.frontend.arrays import DeviceArray, to_device
-from flyt.frontend.current import connect
-from flyt.frontend.inflight import InflightCommand
-from flyt.frontend.objects import Event, Stream
-from flyt.frontend.pinned import pinned_empty
-from flyt.frontend.session import Session
-from flyt.frontend.state import inflight, last_failure, statistics
-from flyt.frontend.statistics import FlytWarning
-
-__all__ = [
-    "AddressTaken",
-    "CommandTimeout",
-    "ConfigurationError",
-    "DeviceArray",
-    "DeviceError",
-    "Event",
-    "FlytError",
-    "FlytWarning",
-    "HandshakeError",
-    "InflightCommand",
-    "ProtocolError",
-    "RegionError",
-    "RegionFull",
-    "Session",
-    "SessionLost",
-    "Stream",
-    "__version__",
-    "connect",
-    "cudaDeviceCanAccessPeer",
-    "cudaDeviceGetAttribute",
-    "cudaDeviceGetPCIBusId",
-    "cudaDeviceGetStreamPriorityRange",
-    "cudaDeviceReset",
-    "cudaDeviceSynchronize",
-    "cudaDriverGetVersion",
-    "cudaEventCreate",
-    "cudaEventCreateWithFlags",
-    "cudaEventDestroy",
-    "cudaEventElapsedTime",
-    "cudaEventQuery",
-    "cudaEventRecord",
-    "cudaEventRecordWithFlags",
-    "cudaEventSynchronize",
-    "cudaFree",
-    "cudaFreeHost",
-    "cudaGetDevice",
-    "cudaGetDeviceCount",
-    "cudaGetDeviceProperties",
-    "cudaGetErrorName",
-    "cudaGetErrorString",
-    "cudaGetLastError",
-    "cudaHostAlloc",
-    "cudaHostGetDevicePointer",
-    "cudaHostGetFlags",
-    "cudaHostRegister",
-    "cudaHostUnregister",
-    "cudaMalloc",
-    "cudaMallocHost",
-    "cudaMallocManaged",
-    "cudaMemGetInfo",
-    "cudaMemcpy",
-    "cudaMemcpyAsync",
-    "cudaMemset",
-    "cudaMemsetAsync",
-    "cudaPeekAtLastError",
-    "cudaPointerGetAttributes",
-    "cudaRuntimeGetVersion",
-    "cudaSetDevice",
-    "cudaStreamCreate",
-    "cudaStreamCreateWithFlags",
-    "cudaStreamCreateWithPriority",
-    "cudaStreamDestroy",
-    "cudaStreamGetFlags",
-    "cudaStreamGetPriority",
-    "cudaStreamQuery",
-    "cudaStreamSynchronize",
-    "cudaStreamWaitEvent",
-    "inflight",
-    "last_failure",
-    "pinned_empty",
-    "statistics",
-    "to_device",
-]
+if TYPE_CHECKING:
+    from flyt.frontend.public import *  # noqa: F403 - for type checkers; the names are in its __all__
 
 
 def __getattr__(name: str) -> Any:
-    """CUDA's own enums, structs and constants, under their own names; never its functions."""
-    found = getattr(_cudart, name, None) if name.startswith("cuda") else None
-    if found is None:
+    if name.startswith("__") and name not in ("__all__", "__version__"):
         raise AttributeError(f"module 'flyt' has no attribute {name!r}")
-    if isinstance(found, (type, int)):
-        return found
-    raise AttributeError(f"flyt does not offer {name} yet; see the table in its README")
+    from flyt.frontend import public
+
+    globals().update({one: getattr(public, one) for one in public.__all__}, __all__=public.__all__)
+    return globals()[name] if name in globals() else public.cuda_type(name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__getattr__("__all__")})

@@ -84,8 +84,10 @@ def base(cache: Path, kernel: Kernel, busybox: Path) -> Path:
 
 def flyt(cache: Path) -> Path:
     """The archive with this tree's ``flyt`` and the agent, made once for these sources."""
-    sources = [HERE / "agent.py", *sorted((ROOT / "flyt").rglob("*.py"))]
-    archive = cache / f"flyt-{_digest([p.read_text() for p in sources])}.cpio"
+    # The compiled library is part of it, where it was built.
+    found = sorted(p for p in (ROOT / "flyt").rglob("*") if p.suffix in (".py", ".so"))
+    sources = [HERE / "agent.py", *found]
+    archive = cache / f"flyt-{_digest(p.read_bytes().hex() for p in sources)}.cpio"
     if archive.exists():
         return archive
     with _staged(cache) as root:

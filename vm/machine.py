@@ -46,11 +46,15 @@ class Image:
 
 @dataclasses.dataclass(frozen=True)
 class Shared:
-    """A region for the guest: a file, its size, and whether QEMU shares it (``share=on``)."""
+    """A region for the guest: a file, its size, and whether QEMU shares it (``share=on``).
+
+    With ``doorbell``, the path of a daemon's socket, QEMU gets file and size from there.
+    """
 
     path: str
     size: int
     share: bool = True
+    doorbell: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +90,7 @@ class Machine:
     ----------
     image : Image
     regions : iterable of Shared
-        Each becomes an ivshmem-plain device, from slot 00:05.0 on.
+        Each becomes an ivshmem device, plain or doorbell, from slot 00:05.0 on.
     options : iterable of str
         More for QEMU's command line.
     reboots : bool
@@ -150,6 +154,10 @@ class Machine:
         command += ["-netdev", "user,id=net"]
         command += ["-device", "virtio-net-pci,netdev=net,romfile=,addr=4"]
         for slot, region in enumerate(regions, 5):
+            if region.doorbell:
+                command += ["-chardev", f"socket,id=d{slot},path={region.doorbell}"]
+                command += ["-device", f"ivshmem-doorbell,chardev=d{slot},addr={slot}"]
+                continue
             share = "on" if region.share else "off"
             command += ["-object", f"memory-backend-file,id=m{slot},share={share}"]
             command[-1] += f",mem-path={region.path},size={region.size}"

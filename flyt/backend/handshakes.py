@@ -15,7 +15,7 @@ from flyt.backend.orders import Opened
 from flyt.backend.pool import WorkerPool
 from flyt.backend.principals import Principal, principal_of
 from flyt.backend.relay import Relay
-from flyt.backend.terms import Terms
+from flyt.backend.terms import NO_DEVICE, Terms
 from flyt.backend.workers import (
     DEVICES_UNAVAILABLE,
     START_LIMIT,
@@ -30,9 +30,6 @@ from flyt.rpc.sockets import Full, Incoming, Listener
 from flyt.shm import ring
 
 log = logging.getLogger(__name__)
-
-NO_DEVICE = 100
-"""cudaErrorNoDevice: this client and this backend will never work together."""
 
 HANDSHAKE_LIMIT = START_LIMIT + 10.0
 """Seconds from HELLO to WELCOME; a new worker's start is in between."""
@@ -131,7 +128,7 @@ class Handshakes:
             return  # it has gone already
         answer: Refused
         try:
-            message = _decode(incoming)
+            message = self._decode(incoming)
             listener.connections.heard(incoming.source)
             if not isinstance(message, AskStatus):
                 self._greet(listener, incoming, principal, message)
@@ -150,10 +147,28 @@ class Handshakes:
             answer = Refused(exc.code, exc.detail)
         _send(listener, incoming, answer)
 
+    def _offer(self) -> Offer:
+        return offer("backend", ring=ring.usable() is not None, doorbell=self._terms.has_doorbell)
+
+    def _decode(self, incoming: Incoming) -> Hello | AskStatus:
+        if len(incoming.frames) != 1:
+            raise ProtocolError(
+                f"the client sent {len(incoming.frames)} frames where HELLO has one"
+            )
+        data = incoming.frames[0]
+        try:
+            message: Hello | AskStatus = HELLOS.decode(data)
+        except ProtocolError:
+            version = foreign_version(data)
+            if version is not None:
+                negotiate(self._offer(), Offer("frontend", version, frozenset()))
+            raise
+        return message
+
     def _greet(
         self, listener: Listener, incoming: Incoming, principal: Principal, hello: Hello
     ) -> None:
-        features = negotiate(_offer(), offer_of(hello))
+        features = negotiate(self._offer(), offer_of(hello))
         limit = self._loop.call_later(HANDSHAKE_LIMIT, lambda: self._too_slow(pending))
         pending = _Pending(
             hello, listener, incoming, principal, features, limit, secrets.token_bytes(16)
@@ -211,6 +226,7 @@ class Handshakes:
             ),
             peer=pending.principal.proven if relay is None else str(os.getuid()),
             since=time.time(),
+            bell=self._terms.free_bell() if Feature.DOORBELL in pending.features else 0,
         )
         worker.open(record, pending.token, self._terms.memory_limit)
 
@@ -243,7 +259,11 @@ class Handshakes:
             return
         self._forget(pending)
         welcome = self._terms.welcome(
-            opened, pending.token, worker.snapshot or {}, pending.features
+            opened,
+            pending.token,
+            worker.snapshot or {},
+            pending.features,
+            worker.sessions[opened.session].bell,
         )
         if not pending.answer(welcome):
             worker.end_session(opened.session, "the client went away before its WELCOME")
@@ -311,21 +331,3 @@ def _send(listener: Listener, incoming: Incoming, answer: Welcome | Refused | St
     except Full:
         log.warning("dropping an answer: a client asks on and on and reads nothing")
         return False
-
-
-def _offer() -> Offer:
-    return offer("backend", ring=ring.usable() is not None)
-
-
-def _decode(incoming: Incoming) -> Hello | AskStatus:
-    if len(incoming.frames) != 1:
-        raise ProtocolError(f"the client sent {len(incoming.frames)} frames where HELLO has one")
-    data = incoming.frames[0]
-    try:
-        message: Hello | AskStatus = HELLOS.decode(data)
-    except ProtocolError:
-        version = foreign_version(data)
-        if version is not None:
-            negotiate(_offer(), Offer("frontend", version, frozenset()))
-        raise
-    return message

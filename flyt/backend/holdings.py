@@ -61,12 +61,14 @@ class Holdings:
     ----------
     waiting : int
         Notifications that are still to come.
+    has_news : bool
+        Whether work was marked on its own since the last `look`: its end may be near.
+    told : int
+        How often somebody heard of the end of work.
     moved : int
         Bytes of the copies so far.
     errors : int
         Commands that the device refused or failed.
-    has_news : bool
-        Whether work was marked on its own since the last `look`: its end may be near.
     """
 
     def __init__(self, services: Services, call_soon: CallSoon, limit: int) -> None:
@@ -76,8 +78,8 @@ class Holdings:
         """Blocks whose addresses the frontend could not reserve; kept until the end."""
         self.bounce: BounceBuffer | None = None
         self.waiting = 0
-        self.moved = self.errors = 0
         self.has_news = False
+        self.told = self.moved = self.errors = 0
         self._services = services
         self._call_soon = call_soon
         self._pools: dict[int, Handle] = {}
@@ -232,6 +234,7 @@ class Holdings:
     def _tell(self, all_finished: list[Finished], code: int) -> None:
         """Tell all who wait for a mark, also when one of them ends the session."""
         first: Exception | None = None
+        self.told += 1
         for finished in all_finished:
             self.waiting -= 1
             try:

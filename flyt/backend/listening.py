@@ -34,7 +34,7 @@ class PathLock:
         When another process has it, or it can't be made.
     """
 
-    def __init__(self, path: str, what: str) -> None:
+    def __init__(self, path: str, what: str, option: str = "--listen") -> None:
         self._path = path
         for _ in range(_LOCK_TRIES):
             self._fd = _open(path, what)
@@ -44,7 +44,7 @@ class PathLock:
                 os.close(self._fd)
                 raise ConfigurationError(
                     f"another flyt-backend listens on {what} (it holds {path}): "
-                    "stop it or choose another --listen"
+                    f"stop it or choose another {option}"
                 ) from exc
             if self._is_current():
                 return

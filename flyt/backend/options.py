@@ -77,6 +77,8 @@ class Options:
         ``A-B`` for the sockets of TCP sessions, or ``*`` for any.
     single_port : bool
         Sessions of TCP clients go through the port of the endpoint.
+    doorbell : str or None
+        Path of a UNIX socket at which QEMU's ivshmem-doorbell gets the region.
     memory_limit : int
         Device memory per session; 0 for no limit.
     server_key, authorized_keys : str or None
@@ -95,6 +97,7 @@ class Options:
     page_size: int | None = None
     session_ports: str = "*"
     single_port: bool = False
+    doorbell: str | None = None
     isolation: str = "shared"
     max_workers: int = MAX_WORKERS
     sessions_per_user: int = SESSIONS_PER_USER
@@ -156,6 +159,8 @@ class Options:
                 )
         if self.metrics is not None:
             _check_metrics(self.metrics, self.insecure)
+        if self.doorbell is not None:
+            _check_doorbell(self.doorbell, self.region)
         _check_descriptor("--ready-fd", self.ready_fd)
         _check_descriptor("--with-parent-fd", self.parent_fd)
 
@@ -201,6 +206,15 @@ def _check_metrics(text: str, insecure: bool) -> None:
         raise ConfigurationError(
             f"--metrics {text}: whoever reaches this port sees the names of all clients; "
             "listen on 127.0.0.1, or say --insecure on a network that you trust"
+        )
+
+
+def _check_doorbell(path: str, region: str | None) -> None:
+    if region is None:
+        raise ConfigurationError("--doorbell is for a region that a guest maps: drop --no-region")
+    if not os.path.isabs(path) or len(os.fsencode(path)) > SUN_PATH_LIMIT:
+        raise ConfigurationError(
+            f"--doorbell {path}: wants an absolute path of at most {SUN_PATH_LIMIT} bytes"
         )
 
 

@@ -30,6 +30,8 @@ class Open:
     """Who may attach: a uid on ipc, a CURVE key on TCP; "" where anyone with the token may."""
     memory_limit: U64
     """Bytes of device memory this session may hold; 0 means no limit of its own."""
+    bell: U32
+    """Which of the worker's doorbells is the session's, from 1; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)

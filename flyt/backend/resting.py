@@ -14,6 +14,10 @@ from flyt.rpc.sockets import Listener
 GLANCE_SECONDS = 0.00002
 """How long to look at the ring between two looks at the device."""
 
+IN_VAIN_MS = 1
+"""How long nobody listens to a doorbell that rang for nothing, in milliseconds: so who rings
+without end costs at most a thousand wake-ups a second. No ring is lost: an eventfd keeps it."""
+
 FULL_MS = 5
 """A client that does not read its replies is looked at so often, in milliseconds; nothing wakes the
 thread when it reads."""
@@ -46,7 +50,14 @@ class Resting:
             self._all.register(source, zmq.POLLIN)
         for source in (listener.pollables[1], inbox):
             self._deaf.register(source, zmq.POLLIN)
+        self._belled = zmq.Poller()
+        for source in (*listener.pollables, inbox):
+            self._belled.register(source, zmq.POLLIN)
+        for bell in wire.bells:
+            self._belled.register(bell, zmq.POLLIN)
         self._until = 0.0
+        self._fresh = True
+        self._in_vain = False
         self.has_slept = False
 
     def for_command(
@@ -68,16 +79,29 @@ class Resting:
         wire = self._wire
         if took:
             self._until = time.monotonic() + linger_seconds()
+            self._fresh, self._in_vain = True, False
         if busy and wire.has_rings:
             wire.spin(GLANCE_SECONDS)
         elif busy or self._asks_socket():
             self.has_slept = True
             self._all.poll(0)
-        elif waiting or not wire.spin(linger_seconds()):
+        elif waiting or not self._spin():
             if wire.fall_asleep():
                 self.has_slept = True
-                self._all.poll(patience_ms)
+                self._sleep(patience_ms)
             wire.wake_up()
+
+    def _spin(self) -> bool:
+        """Once after each command: who was woken for nothing sleeps on."""
+        fresh, self._fresh = self._fresh, False
+        return fresh and self._wire.spin(linger_seconds())
+
+    def _sleep(self, patience_ms: int | None) -> None:
+        if not self._wire.has_bell:
+            self._all.poll(patience_ms)
+        elif not (self._in_vain and self._all.poll(IN_VAIN_MS)):
+            self._belled.poll(patience_ms)
+            self._in_vain = self._wire.heard_bell()
 
     def _asks_socket(self) -> bool:
         """Without rings: whether the socket is asked a little longer."""

@@ -29,7 +29,13 @@ class Services:
     heartbeat_ms: int
     key: KeyPair | None
     """Of the sockets of TCP sessions; None when clients have no keys."""
+    bells: tuple[int, ...]
+    """Eventfds that a guest's doorbell signals, one for each session that has a bell."""
     tell: Callable[[object], None]
     """Sends a message to the supervisor."""
     broken: Callable[[int, str], None]
     """The context is gone with this sticky code."""
+
+    def bell(self, number: int) -> int:
+        """The eventfd of a session's bell; -1 for number 0, which stands for none."""
+        return self.bells[number - 1] if number else -1

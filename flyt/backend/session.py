@@ -116,7 +116,8 @@ class Session(threading.Thread):
             self.services.tell(Opened(self.id, 0, "", f"no socket for the session: {exc}"))
             self._inbox.close()
             return
-        wire = self._wire = Wire(listener, functools.partial(admits, self.order))
+        bell = self.services.bell(self.order.bell)
+        wire = self._wire = Wire(listener, functools.partial(admits, self.order), bell)
         answers = self._answers = Answers(wire)
         where = listener.endpoint
         self.services.tell(Opened(self.id, where.port, os.path.basename(where.path), ""))
@@ -144,25 +145,24 @@ class Session(threading.Thread):
         rest = Resting(listener, wire, self._inbox.fileno())
         while True:
             try:
+                told = self.holdings.told
                 self._again()
                 took = self._take_commands(wire, answers)
                 if self._inbox or rest.has_slept:
                     rest.has_slept = False
                     took = self._inbox.run() or took
-                before = self.holdings.waiting
                 self.holdings.mark()
                 busy = self.holdings.look()  # after the inbox, which tells of marks
                 answers.tell()
                 if wire.gone:
                     raise Ended("the client's connection ended")
-                if self._held is not None and (took or self.holdings.waiting < before):
-                    continue  # what was done may have made room for it
-                if self._held is not None or wire.is_full:
-                    rest.for_room(busy=busy)
-                else:
+                took = took or self.holdings.told != told
+                if self._held is None and not wire.is_full:
                     waiting = self.holdings.waiting > 0
                     patience_ms = self._patience_ms()
                     rest.for_command(took, busy=busy, waiting=waiting, patience_ms=patience_ms)
+                elif not took:  # else there may be room by now for the command that was put off
+                    rest.for_room(busy=busy)
             except ProtocolError as exc:
                 self._protocol_error(0, exc)
 
@@ -252,12 +252,12 @@ class Session(threading.Thread):
         if exc.code in STICKY:
             self.services.broken(exc.code, exc.detail)
 
-    def use_rings(self, control_page: int) -> None:
-        """The client of this session will use the rings in its control page."""
+    def use_rings(self, control_page: int) -> bool:
+        """The client will use the rings in its control page; whether it has rung its doorbell."""
         native = ring.usable()
         if native is None or self._wire is None:
             raise ProtocolError("the client asks for rings, which this backend did not offer")
-        self._wire.use_rings(native, control_page)
+        return self._wire.use_rings(native, control_page)
 
     def drop_rings(self) -> None:
         """The control page is about to be unmapped."""

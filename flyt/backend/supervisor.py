@@ -14,8 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 from flyt.backend.authentication import Authentication
+from flyt.backend.doorbell import Doorbell
 from flyt.backend.grants import FrameDesk
-from flyt.backend.handshakes import NO_DEVICE, Handshakes
+from flyt.backend.handshakes import Handshakes
 from flyt.backend.ledger import Ledger
 from flyt.backend.limits import raise_descriptor_limit
 from flyt.backend.listening import Doors
@@ -24,19 +25,16 @@ from flyt.backend.metrics import Metrics
 from flyt.backend.options import Options
 from flyt.backend.orders import Broken, Closed, Measured, Opened, Request, Returned
 from flyt.backend.pool import WorkerPool
-from flyt.backend.principals import is_own_user
 from flyt.backend.reclaim import Reclaimer
 from flyt.backend.relay import Relay
-from flyt.backend.served import NO_REGION, ServedRegion
+from flyt.backend.served import ServedRegion
 from flyt.backend.signals import StopSignals
 from flyt.backend.status import status_report
 from flyt.backend.survey import Figures, Survey
+from flyt.backend.terms import Terms
 from flyt.backend.visitors import Visitors
 from flyt.backend.workers import START_LIMIT, Launch, WorkerProcess
 from flyt.errors import ConfigurationError
-from flyt.rpc.connections import Peer
-from flyt.rpc.handshake import Feature
-from flyt.rpc.messages import CREDITS, INLINE_CHUNK, Refused, StatusReport, Welcome
 from flyt.rpc.sockets import Listener, open_context
 
 log = logging.getLogger(__name__)
@@ -70,7 +68,8 @@ class Supervisor:
             idle_seconds=options.idle_worker,
         )
         self._relay = Relay(self._loop, self._context) if options.single_port else None
-        self._handshakes = Handshakes(self._loop, self._pool, self, self._relay)
+        self._terms = Terms(options, self._pool, self.survey)
+        self._handshakes = Handshakes(self._loop, self._pool, self._terms, self._relay)
         self._survey = Survey(self._loop, self._pool)
         self._visitors = Visitors(
             self._loop,
@@ -113,12 +112,14 @@ class Supervisor:
         if options.parent_fd is not None:
             self._loop.watch(options.parent_fd, self._parent_ended)
         if options.region is not None:
-            self._served = served = ServedRegion(options)
+            self._served = self._terms.served = served = ServedRegion(options)
             ledger = Ledger(served.geometry.page_count)
             reclaimer = Reclaimer(self._loop, served, ledger, self._log_level)
             self._desk = FrameDesk(ledger, reclaimer)
             reclaimer.start()
             self._loop.call_later(options.sweep, self._sweep)
+            if options.doorbell is not None:
+                self._terms.doorbell = Doorbell(self._loop, options.doorbell, served.region)
         if options.keys is not None:
             self._authentication = Authentication(self._context, *options.keys)
         self._start_first_worker()
@@ -200,6 +201,8 @@ class Supervisor:
                 for source in listener.pollables:
                     self._loop.unwatch(source)
             self._doors.close()
+        if self._terms.doorbell is not None:
+            self._terms.doorbell.close()
         hurried = self._stops + 1
         self._pool.leave(drain, lambda: self._stops >= hurried)
         if self._desk is not None and self._served is not None:
@@ -229,12 +232,17 @@ class Supervisor:
             *("--log-level", self._log_level),
             *(authentication.worker_arguments() if authentication is not None else ()),
             *(served.child_arguments() if served is not None and served.is_whole() else ()),
+            *(("--bells", *map(str, self._bells)) if self._bells else ()),
         ]
 
     def _worker_descriptors(self) -> list[int]:
         region = [self._served.region.fd] if self._served is not None else []
         secret = [self._authentication.descriptor] if self._authentication is not None else []
-        return [*region, *secret]
+        return [*region, *secret, *self._bells]
+
+    @property
+    def _bells(self) -> list[int]:
+        return self._terms.doorbell.bells if self._terms.doorbell is not None else []
 
     # --- what happens to workers (PoolOwner) ---
 
@@ -284,52 +292,7 @@ class Supervisor:
             self._session_over(worker, session, f"its worker ended: {reason}")
         self._handshakes.worker_lost(worker, reason)
 
-    # --- what clients are told (Terms) ---
-
-    @property
-    def memory_limit(self) -> int:
-        """Bytes of device memory per session; 0 for no limit."""
-        return self._options.memory_limit
-
-    @property
-    def sessions_per_user(self) -> int:
-        """How many sessions one principal may have."""
-        return self._options.sessions_per_user
-
-    @property
-    def session_ports(self) -> str:
-        """TCP ports of session sockets."""
-        return self._options.session_ports
-
-    def welcome(
-        self, opened: Opened, token: bytes, snapshot: dict[str, Any], features: frozenset[Feature]
-    ) -> Welcome:
-        """The words of welcome."""
-        served = self._served
-        if served is None or Feature.REGION not in features or not served.is_whole():
-            shared = NO_REGION
-        else:
-            served.mend()
-            shared = served.welcome()
-        return Welcome(
-            session=opened.session,
-            token=token,
-            port=opened.port,
-            path=os.path.basename(opened.path),
-            credits=CREDITS,
-            inline_chunk=INLINE_CHUNK,
-            heartbeat_ms=self._options.heartbeat_ms,
-            features=tuple(sorted(features)),
-            snapshot=snapshot,
-            **shared,
-        )
-
-    def report(self, peer: Peer, then: Callable[[StatusReport | Refused], object]) -> None:
-        """The answer to AskStatus, once the workers have said their part."""
-        if is_own_user(peer):
-            self.survey(lambda report: then(StatusReport(report)))
-        else:
-            then(Refused(NO_DEVICE, "only the user who runs this backend may ask for its status"))
+    # --- what is told of it ---
 
     def survey(self, then: Callable[[dict[str, Any]], object]) -> None:
         """Call ``then`` with what `flyt status` shows."""

@@ -1,36 +1,110 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Terms`: what the daemon offers to every session, and what it answers for the handshake."""
+"""`Terms`: what the daemon offers to every session, and what clients are told at the door."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
+from flyt.backend.doorbell import Doorbell, free_bell
+from flyt.backend.options import Options
 from flyt.backend.orders import Opened
+from flyt.backend.pool import WorkerPool
+from flyt.backend.principals import is_own_user
+from flyt.backend.served import NO_REGION, ServedRegion
 from flyt.rpc.connections import Peer
 from flyt.rpc.handshake import Feature
-from flyt.rpc.messages import Refused, StatusReport, Welcome
+from flyt.rpc.messages import CREDITS, INLINE_CHUNK, Refused, StatusReport, Welcome
+
+NO_DEVICE = 100
+"""cudaErrorNoDevice: this client and this backend will never work together."""
+
+Survey = Callable[[Callable[[dict[str, Any]], object]], None]
 
 
-class Terms(Protocol):
-    """What the daemon offers to every session."""
+class Terms:
+    """The terms of one daemon.
+
+    Parameters
+    ----------
+    options : Options
+    pool : WorkerPool
+    survey : callable
+        Calls its argument with what `flyt status` shows, at once or soon.
+
+    Attributes
+    ----------
+    served : ServedRegion or None
+        The region, once there is one.
+    doorbell : Doorbell or None
+        Where guests ring, likewise.
+    """
+
+    def __init__(self, options: Options, pool: WorkerPool, survey: Survey) -> None:
+        self._options = options
+        self._pool = pool
+        self._survey = survey
+        self.served: ServedRegion | None = None
+        self.doorbell: Doorbell | None = None
 
     @property
     def memory_limit(self) -> int:
-        """Bytes of device memory; 0 for no limit."""
+        """Bytes of device memory per session; 0 for no limit."""
+        return self._options.memory_limit
 
     @property
     def sessions_per_user(self) -> int:
         """How many sessions one principal may have."""
+        return self._options.sessions_per_user
 
     @property
     def session_ports(self) -> str:
         """TCP ports of session sockets: ``*`` or ``A-B``."""
+        return self._options.session_ports
+
+    @property
+    def has_doorbell(self) -> bool:
+        """Whether guests can ring."""
+        return self.doorbell is not None
+
+    def free_bell(self) -> int:
+        """A bell that no session has; 0 if there is none."""
+        return free_bell(r.bell for worker in self._pool for r in worker.sessions.values())
 
     def welcome(
-        self, opened: Opened, token: bytes, snapshot: dict[str, Any], features: frozenset[Feature]
+        self,
+        opened: Opened,
+        token: bytes,
+        snapshot: dict[str, Any],
+        features: frozenset[Feature],
+        bell: int,
     ) -> Welcome:
         """The words of welcome to a session that has its socket."""
+        served = self.served
+        if served is None or Feature.REGION not in features or not served.is_whole():
+            shared = NO_REGION
+        else:
+            served.mend()
+            shared = served.welcome()
+        return Welcome(
+            session=opened.session,
+            token=token,
+            port=opened.port,
+            path=os.path.basename(opened.path),
+            credits=CREDITS,
+            inline_chunk=INLINE_CHUNK,
+            heartbeat_ms=self._options.heartbeat_ms,
+            features=tuple(sorted(features)),
+            snapshot=snapshot,
+            bell=bell,
+            **shared,
+        )
 
     def report(self, peer: Peer, then: Callable[[StatusReport | Refused], object]) -> None:
         """Call ``then`` with the answer to AskStatus, at once or soon."""
+        if is_own_user(peer):
+            self._survey(lambda report: then(StatusReport(report)))
+        else:
+            text = "only the user who runs this backend may ask for its status"
+            then(Refused(NO_DEVICE, text))

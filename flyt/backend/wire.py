@@ -9,6 +9,7 @@ ring: `flyt.frontend.wire` tells the rules. Used by the session's thread alone.
 from __future__ import annotations
 
 import collections
+import os
 import time
 from collections.abc import Callable
 
@@ -59,14 +60,23 @@ class Wire:
         Its socket; closed by the owner.
     admits : callable
         Whether a message is the ATTACH that binds its connection.
+    bell : int
+        Eventfd that the client's doorbell signals; -1 without one.
 
     Attributes
     ----------
     gone : bool
         Whether the client's connection has ended.
+    has_bell : bool
+        Whether the client wakes this side with its doorbell.
     """
 
-    def __init__(self, listener: Listener, admits: Callable[[Incoming], bool]) -> None:
+    def __init__(
+        self, listener: Listener, admits: Callable[[Incoming], bool], bell: int = -1
+    ) -> None:
+        self._bell = bell
+        self.heard_bell()  # it rang for the session that had it before
+        self.has_bell = False
         self._listener = listener
         self._admits = admits
         self._identity = b""
@@ -81,14 +91,18 @@ class Wire:
         self._room = 0
         self.gone = False
 
-    def use_rings(self, native: Native, control_page: int) -> None:
-        """The client may use them from the answer to its ATTACH on."""
+    def use_rings(self, native: Native, control_page: int) -> bool:
+        """The client may use them from the answer to its ATTACH on. Whether it has rung its
+        doorbell by now: that is how it will wake this side, then."""
         # It has zeroed them too, if it is honest, and nobody who had the page before wrote late.
         memory.fill(control_page + layout.COMMAND_RING, 0, layout.RINGS_END - layout.COMMAND_RING)
         self._commands, self._replies = ring.backend_rings(native, control_page)
+        self.has_bell = self.heard_bell()
+        return self.has_bell
 
     def drop_rings(self) -> None:
         """The control page is about to be unmapped."""
+        self.has_bell = False
         self._commands = self._replies = None
         self._unsent.clear()
         self._owed.clear()
@@ -279,6 +293,20 @@ class Wire:
         self._look_at = 0.0
         if self._commands is not None:
             self._commands.wake_up()
+
+    @property
+    def bells(self) -> tuple[int, ...]:
+        """Descriptors that have input when the client's doorbell has rung: one at most."""
+        return (self._bell,) if self._bell >= 0 else ()
+
+    def heard_bell(self) -> bool:
+        """Whether the doorbell has rung since the last call."""
+        if self._bell < 0:
+            return False
+        try:
+            return os.eventfd_read(self._bell) > 0
+        except BlockingIOError:
+            return False
 
     def farewell(self, seconds: float) -> None:
         """Keep the socket until the client has gone, or had its time to read the last words: when a

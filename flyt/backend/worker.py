@@ -89,6 +89,7 @@ class Worker:
             activity=activity,
             heartbeat_ms=arguments.heartbeat_ms,
             key=self._authentication.key if self._authentication is not None else None,
+            bells=tuple(arguments.bells),
             tell=self._tell,
             broken=self._break,
         )
@@ -206,6 +207,9 @@ def _arguments() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, required=True)
     for name in ("region-fd", "region-size", "page-size", "server-key-fd"):
         parser.add_argument(f"--{name}", type=int)
+    parser.add_argument(
+        "--bells", type=int, nargs="*", default=[], help="descriptors, from bell 1 on"
+    )
     parser.add_argument("--device", required=True)
     parser.add_argument("--device-options", default="")
     parser.add_argument("--log-level", default="WARNING")

@@ -45,6 +45,8 @@ class SessionRecord:
     """Who alone may attach, see `flyt.backend.orders.Open`."""
     since: float
     """Seconds since 1970."""
+    bell: int = 0
+    """Its number at the daemon's doorbell; 0: it has none."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -129,7 +131,15 @@ class WorkerProcess:
         self.used = True
         self.sessions[record.session] = record
         self._child.send(
-            Open(record.session, token, record.pid, record.address, record.peer, memory_limit)
+            Open(
+                record.session,
+                token,
+                record.pid,
+                record.address,
+                record.peer,
+                memory_limit,
+                record.bell,
+            )
         )
 
     def end_session(self, session: int, reason: str, *, unless_attached: bool = False) -> None:

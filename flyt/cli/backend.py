@@ -65,6 +65,11 @@ def _size(context: click.Context, option: click.Parameter, value: str | None) ->
     help="Relay TCP sessions through the port of --listen, for NAT and guestfwd; slower.",
 )
 @click.option(
+    "--doorbell",
+    metavar="PATH",
+    help="UNIX socket for QEMU's ivshmem-doorbell: a guest wakes this backend without the network.",
+)
+@click.option(
     "--isolation",
     type=click.Choice(ISOLATIONS),
     default="shared",

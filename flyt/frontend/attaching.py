@@ -18,17 +18,23 @@ from flyt.rpc import messages as m
 from flyt.rpc.endpoints import Endpoint
 from flyt.rpc.handshake import Feature
 from flyt.shm import ivshmem, ring
+from flyt.shm.doorbell import Doorbell
 from flyt.shm.locks import FrameLocks
 from flyt.shm.region import Region
 from flyt.shm.runtime_dir import runtime_dir
+
+WOKEN_BY_ZMQ = "a sleeping backend is woken over the network, which is slower"
+"""What is lost without a doorbell, for the warning."""
 
 
 class Attached(NamedTuple):
     """What a session works with; all None where payloads travel inline."""
 
-    memory: WindowMemory | None
-    slots: StagingSlots | None
-    ring: StagingRing | None
+    memory: WindowMemory | None = None
+    slots: StagingSlots | None = None
+    ring: StagingRing | None = None
+    doorbell: Doorbell | None = None
+    """The connection's; to see how often it was rung."""
 
 
 def attach(
@@ -48,38 +54,41 @@ def attach(
         Counts and warns of each fallback.
     """
     try:
-        region = _region(settings, endpoint, welcome)
+        region, bar = _region(settings, endpoint, welcome)
         with contextlib.ExitStack() as undo:
             undo.callback(region.close)
             locks = _locks(region, endpoint, welcome)
             undo.pop_all()
         memory = WindowMemory(region, welcome, locks)
         try:
-            return Attached(memory, *_stage(memory, settings, welcome, connection, counts))
+            return _stage(memory, bar, settings, welcome, connection, counts)
         except BaseException:
             memory.close({})
             raise
     except RegionError as exc:
         counts.fallback("fallback_inline", f"payloads travel inline, which is slow: {exc}")
     connection.call(lambda number: m.Attach(number, welcome.token, True, 0, 0, (), 0))
-    return Attached(None, None, None)
+    return Attached()
 
 
-def _region(settings: Settings, endpoint: Endpoint, welcome: m.Welcome) -> Region:
+def _region(
+    settings: Settings, endpoint: Endpoint, welcome: m.Welcome
+) -> tuple[Region, ivshmem.Bar | None]:
     """The region as this process sees it: a file on the backend's host, a PCI device in a guest."""
     if not welcome.region:
         raise RegionError("the backend serves without a region")
     chosen = settings.region
     if not chosen and endpoint.is_loopback():
-        return Region.open(welcome.region)
+        return Region.open(welcome.region), None
     if chosen and not chosen.startswith(ivshmem.SCHEME):
-        return Region.open(chosen)
+        return Region.open(chosen), None
     if not chosen and not ivshmem.bars():
         raise RegionError(
             f"{endpoint} is another host, and this machine has no ivshmem device: add one "
             "(docs/deploy-vm.md), or set FLYT_REGION to the region's path here"
         )
-    return ivshmem.open_bar(ivshmem.find(chosen or ivshmem.SCHEME, welcome.region_size))
+    bar = ivshmem.find(chosen or ivshmem.SCHEME, welcome.region_size)
+    return ivshmem.open_bar(bar), bar
 
 
 def _locks(region: Region, endpoint: Endpoint, welcome: m.Welcome) -> FrameLocks:
@@ -93,19 +102,44 @@ def _locks(region: Region, endpoint: Endpoint, welcome: m.Welcome) -> FrameLocks
     return FrameLocks(path, welcome.epoch)
 
 
+def _doorbell(bar: ivshmem.Bar | None, welcome: m.Welcome, counts: Statistics) -> Doorbell | None:
+    """The session's doorbell, where guest and backend have one."""
+    if bar is None or not welcome.bell:
+        return None
+    try:
+        return Doorbell(bar, welcome.bell)
+    except RegionError as exc:
+        counts.fallback("fallback_doorbell", f"{WOKEN_BY_ZMQ}: {exc}")
+        return None
+
+
 def _stage(
     memory: WindowMemory,
+    bar: ivshmem.Bar | None,
     settings: Settings,
     welcome: m.Welcome,
     connection: Connection,
     counts: Statistics,
-) -> tuple[StagingSlots, StagingRing]:
+) -> Attached:
     """Attach with a window and cut its staging area into slots and a ring."""
     count, size = settings.staging(welcome.region_size, welcome.page_size)
     small = min(RING_BYTES, max(size, MIN_RING_BYTES))
     pages = max(2, -(-(count * size + small) // welcome.page_size))
     native = ring.usable() if Feature.RING in welcome.features else None
-    base = memory.attach(connection, welcome.token, pages, native)
+    doorbell = _doorbell(bar, welcome, counts) if native is not None else None
+    with contextlib.ExitStack() as undo:
+        if doorbell is not None:
+            undo.callback(doorbell.close)
+        base = memory.attach(connection, welcome.token, pages, native, doorbell)
+        if memory.is_heard:
+            undo.pop_all()  # it is the connection's
+        elif doorbell is not None:
+            doorbell = None
+            counts.fallback(
+                "fallback_doorbell",
+                f"{WOKEN_BY_ZMQ}: it does not hear the doorbell. Has it been restarted since this "
+                "guest's QEMU was started? QEMU connects once",
+            )
     index, length = memory.staging
     if length < pages * welcome.page_size:
         counts.fallback(
@@ -114,7 +148,9 @@ def _stage(
         )
     small = min(small, length // SHARE_OF_STAGING // 4096 * 4096)
     length -= small
-    return (
+    return Attached(
+        memory,
         StagingSlots(base + index, index, length, count, size),
         StagingRing(base + index + length, index + length, small),
+        doorbell,
     )

@@ -26,6 +26,7 @@ from flyt.rpc.endpoints import Endpoint
 from flyt.rpc.keys import ClientKeys
 from flyt.rpc.patience import Deadline
 from flyt.rpc.sockets import Payload
+from flyt.shm.doorbell import Doorbell
 from flyt.shm.native import Native
 
 SILENT_LIMITS = 2
@@ -74,10 +75,10 @@ class Connection:
         self._wait = self._room.wait
         self._closed = False
 
-    def use_rings(self, native: Native, control_page: int) -> None:
+    def use_rings(self, native: Native, control_page: int, doorbell: Doorbell | None) -> None:
         """Commands and replies go through the control page from now on."""
         with self.lock:
-            self._wire.use_rings(native, control_page)
+            self._wire.use_rings(native, control_page, doorbell)
 
     # --- sending ---
 

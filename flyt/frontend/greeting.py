@@ -18,7 +18,7 @@ from flyt.rpc.handshake import offer
 from flyt.rpc.keys import ClientKeys
 from flyt.rpc.patience import Deadline
 from flyt.rpc.sockets import Dialer
-from flyt.shm import ring
+from flyt.shm import ivshmem, ring
 
 HEARTBEAT_MS = 15_000
 """On the daemon's main endpoint. No less than a handshake may take: on a busy machine libzmq's
@@ -44,7 +44,7 @@ def greeted(
     CommandTimeout
         No answer within the deadline.
     """
-    mine = offer("frontend", ring=ring.usable() is not None)
+    mine = offer("frontend", ring=ring.usable() is not None, doorbell=bool(ivshmem.bars()))
     hello = m.Hello(mine.version, tuple(sorted(mine.features)), os.getpid(), _program())
     with contextlib.closing(_dialer(context, endpoint, keys)) as dialer:
         answer = _answer(dialer, hello, deadline)

@@ -58,7 +58,6 @@ log = logging.getLogger("flyt")
 GOODBYE_SECONDS = 5.0
 """How long an orderly close waits for the backend to give everything back."""
 
-
 Release = Callable[["Session", int], None]
 """A method of `Session` that gives something back by its address or handle."""
 
@@ -115,7 +114,7 @@ class Session:
                 )
                 self._owned.callback(self._close_memory)
                 self._owned.callback(self.connection.close)
-                self.memory, self._slots, self._ring = attach(
+                self.memory, self._slots, self._ring, self._doorbell = attach(
                     settings, endpoint, self.welcome, self.connection, self.counts
                 )
             undo.pop_all()
@@ -178,6 +177,7 @@ class Session:
             **self.counts.snapshot(),
             "calls": self.connection.calls,
             "posts": self.connection.posts,
+            "doorbell_rings": self._doorbell.rings if self._doorbell is not None else 0,
             "inflight": len(self.connection.inflight),
             "slot_size": size,
             "slots": count,

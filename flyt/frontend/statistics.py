@@ -15,7 +15,7 @@ COUNTERS = (
     "pinned_h2d_bytes", "pinned_d2h_bytes",
     "inline_h2d_bytes", "inline_d2h_bytes",
     "device_to_device_bytes", "host_to_host_bytes",
-    "fallback_inline", "fallback_small_staging",
+    "fallback_inline", "fallback_small_staging", "fallback_doorbell",
 )  # fmt: skip
 """Every counter that `flyt.statistics` shows; bytes, or how often."""
 

@@ -18,6 +18,7 @@ from flyt.frontend.connection import Connection
 from flyt.frontend.inflight import Pending
 from flyt.rpc import messages as m
 from flyt.shm import layout, memory, runs
+from flyt.shm.doorbell import Doorbell
 from flyt.shm.frames import FrameTaker
 from flyt.shm.layout import Geometry
 from flyt.shm.locks import FrameLocks
@@ -71,6 +72,8 @@ class WindowMemory:
         self.geometry: Geometry = self._table.geometry
         self.window: Window | None = None
         self.staging = (0, 0)
+        self.is_heard = False
+        """Whether the backend has heard the doorbell."""
         self._taker = FrameTaker(self._table, self._locks, welcome.session, os.getpid())
         self._refused: set[int] = set()
         self._used: dict[int, int] = {}
@@ -89,11 +92,17 @@ class WindowMemory:
     # --- attach ---
 
     def attach(
-        self, connection: Connection, token: bytes, pages: int, native: Native | None
+        self,
+        connection: Connection,
+        token: bytes,
+        pages: int,
+        native: Native | None,
+        doorbell: Doorbell | None = None,
     ) -> int:
         """Take frames for the control page and ``pages`` staging pages, and attach with them.
 
-        Returns the window's base. With ``native``, commands go through rings from then on.
+        Returns the window's base. With ``native``, commands go through rings from then on, and if
+        the backend hears the ``doorbell``, that wakes it; else the doorbell stays the caller's.
 
         On success ``staging`` is the index and the length in bytes of the staging area.
 
@@ -108,7 +117,7 @@ class WindowMemory:
         for _ in range(TRIES):
             window = self._reserve()
             try:
-                answer = self._offer(connection, token, window, table, native)
+                answer = self._offer(connection, token, window, table, native, doorbell)
             except BaseException:
                 window.close()
                 raise
@@ -142,6 +151,7 @@ class WindowMemory:
         window: Window,
         table: tuple[Run, ...],
         native: Native | None,
+        doorbell: Doorbell | None,
     ) -> Pending | None:
         """Map the frames and attach with them; None on success, else the backend's answer."""
         control, rest = runs.split_first(table)
@@ -150,12 +160,15 @@ class WindowMemory:
         proof = int.from_bytes(os.urandom(8), "little") | 1
         memory.store_word(page + layout.FRONTEND_PROOF, proof)
         rings = native is not None
+        if doorbell is not None:
+            doorbell.ring()
         answer = connection.submit(_attach(token, window, (*control, *rest), proof, rings))
         connection.wait(answer)
         if answer.status or not self._proven(page, answer.values):
             return answer
         if native is not None:
-            connection.use_rings(native, page)
+            self.is_heard = doorbell is not None and bool(answer.values[1])
+            connection.use_rings(native, page, doorbell if self.is_heard else None)
         return None
 
     def _take_staging(self, pages: int) -> tuple[tuple[Run, ...], int]:
@@ -197,7 +210,7 @@ class WindowMemory:
 
     @staticmethod
     def _proven(page: int, values: tuple[int, ...]) -> bool:
-        return len(values) == 1 and memory.load_word(page + layout.BACKEND_PROOF) == values[0]
+        return len(values) == 2 and memory.load_word(page + layout.BACKEND_PROOF) == values[0]
 
     # --- pinned segments ---
 

@@ -3,8 +3,8 @@
 
 Once a session has rings every command takes its place in them, so the order stays total. What is
 too long for a place goes by the connection, announced by an empty entry. The connection carries
-wake-ups, and tells of the other side's end; its last words come that way, unannounced, for the
-control page is wiped when a session ends.
+wake-ups, where no doorbell does, and tells of the other side's end; its last words come that way,
+unannounced, for the control page is wiped when a session ends.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from flyt.rpc.keys import ClientKeys
 from flyt.rpc.patience import is_polite, spin_seconds
 from flyt.rpc.sockets import Dialer, Payload
 from flyt.shm import ring
+from flyt.shm.doorbell import Doorbell
 from flyt.shm.native import Native
 from flyt.shm.ring import RingDamaged, RingReader, RingWriter
 
@@ -59,6 +60,7 @@ class Wire:
     ) -> None:
         self.endpoint = endpoint
         self._dialer = Dialer(context, endpoint, heartbeat_ms=heartbeat_ms, keys=keys)
+        self._doorbell: Doorbell | None = None
         self._commands: RingWriter | None = None
         self._replies: RingReader | None = None
         self._held: list[bytes] | None = None
@@ -67,8 +69,10 @@ class Wire:
         self._sends = 0
         self._damaged_at = 0.0
 
-    def use_rings(self, native: Native, control_page: int) -> None:
-        """From now on; the backend knows it from ATTACH."""
+    def use_rings(self, native: Native, control_page: int, doorbell: Doorbell | None) -> None:
+        """From now on; the backend knows it from ATTACH. The doorbell, which is closed with this
+        object, wakes it without the network."""
+        self._doorbell = doorbell
         self._commands, self._replies = ring.frontend_rings(native, control_page)
 
     @property
@@ -98,11 +102,17 @@ class Wire:
             return False
         if not fits:
             return self._by_dialer(frames)
-        return self._by_dialer([m.KICK]) if asleep else self._dialer.lost is None
+        return self._wake() if asleep else self._dialer.lost is None
+
+    def _wake(self) -> bool:
+        if self._doorbell is None:
+            return self._by_dialer([m.KICK])
+        self._doorbell.ring()
+        return self._dialer.lost is None
 
     def nudge(self) -> None:
         """After a long wait: wake the other side, should a neighbour have wiped its word that it
-        sleeps."""
+        sleeps, or a ring have been lost."""
         if self._commands is not None:
             self._by_dialer([m.KICK])
 
@@ -201,9 +211,13 @@ class Wire:
     def close(self) -> None:
         """The control page may be unmapped once nobody is in `spin`."""
         self._commands = self._replies = None
+        if self._doorbell is not None:
+            self._doorbell.close()
+            self._doorbell = None
         self._dialer.close()
 
     def close_in_child(self) -> None:
         """After a fork, in the child: the pages are not there, the connection is the parent's."""
+        self._doorbell = None
         self._commands = self._replies = None
         self._dialer.close_in_child()

@@ -41,6 +41,9 @@ class Welcome:
     """What both sides can do."""
     snapshot: Document
     """{"runtime_version", "driver_version", "devices": [{"name", "total_memory", …}]}."""
+    bell: U32 = 0
+    """The session's peer number at the backend's ivshmem doorbell; 0: it has none. A client that
+    can rings once before ATTACH, whose answer says whether that was heard."""
 
 
 @dataclass(frozen=True, slots=True)

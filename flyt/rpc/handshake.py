@@ -27,6 +27,8 @@ class Feature(IntEnum):
     STAYS = 4
     """The client keeps the connection of its HELLO until its ATTACH was answered, so that its death
     in between is seen."""
+    DOORBELL = 5
+    """The backend is woken by an ivshmem doorbell (with `RING`)."""
 
 
 _WAYS = frozenset({Feature.REGION, Feature.INLINE})
@@ -41,9 +43,11 @@ class Offer:
     features: frozenset[int]
 
 
-def offer(who: str, *, ring: bool) -> Offer:
-    """What this version speaks; ``ring``: whether this installation has what rings need."""
-    features = frozenset(f for f in Feature if ring or f != Feature.RING)
+def offer(who: str, *, ring: bool, doorbell: bool = False) -> Offer:
+    """What this version speaks; ``ring``: whether this installation has what rings need;
+    ``doorbell``: whether there is one."""
+    has = {Feature.RING: ring, Feature.DOORBELL: ring and doorbell}
+    features = frozenset(f for f in Feature if has.get(f, True))
     return Offer(who, PROTOCOL_VERSION, features)
 
 

@@ -82,7 +82,8 @@ class Attach:
     """Page table: frame runs for virtual pages 0, 1, 2, …; page 0 is the control page, the
     rest is the staging area (one registration)."""
     proof: U64
-    """The word that the frontend wrote to the control page. Result values: [the backend's word]."""
+    """The word that the frontend wrote to the control page. Result values: [the backend's word,
+    whether the session's doorbell has rung]."""
     ring: Flag = False
     """After the answer, which says success, all commands and replies go by the rings in the control
     page (`Feature.RING`)."""

@@ -11,6 +11,7 @@ of two types for one page the kernel silently takes the older.
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import re
 from collections.abc import Iterable
@@ -26,6 +27,8 @@ VENDOR, DEVICE = 0x1AF4, 0x1110
 """ivshmem's PCI id: plain and doorbell alike."""
 SYSFS = Path("/sys/bus/pci/devices")
 UNCACHED, WRITE_COMBINING = "resource2", "resource2_wc"
+REGISTERS, INTERRUPTS = "resource0", "resource1"
+"""BAR 1 holds the MSI-X table, which ivshmem-plain has not."""
 
 _SLOT = re.compile(r"(?:([0-9a-f]{4}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
 _SIZE = re.compile(r"([0-9]{1,15})([KMGT]?)", re.IGNORECASE)
@@ -41,6 +44,17 @@ class Bar(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.slot} ({self.size} bytes)"
+
+    @property
+    def has_interrupts(self) -> bool:
+        """Whether it is an ivshmem-doorbell."""
+        return (self.folder / INTERRUPTS).exists()
+
+    @property
+    def registers_on_page(self) -> bool:
+        """Whether BAR 0 begins where a page does, so that a mapping of its file begins with it."""
+        first = (self.folder / "resource").read_text().split(maxsplit=1)[0]
+        return int(first, 16) % mmap.PAGESIZE == 0
 
 
 def bars(sysfs: Path = SYSFS) -> list[Bar]:

@@ -136,6 +136,8 @@ class RawClient:
     ----------
     endpoint : str
         Of the daemon.
+    features : tuple of int
+        What it says it knows.
 
     Attributes
     ----------
@@ -145,7 +147,7 @@ class RawClient:
         The window as this process has it mapped; never zeroed by us.
     """
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, features: tuple[int, ...] = (1, 2)) -> None:
         self.pid = os.getpid()
         self._context = open_context()
         self._dialers: list[Dialer] = []
@@ -157,7 +159,7 @@ class RawClient:
         self._region: Region | None = None
         try:
             dialled = Endpoint.parse(endpoint)
-            hello = m.Hello(m.PROTOCOL_VERSION, (1, 2), self.pid, "raw")
+            hello = m.Hello(m.PROTOCOL_VERSION, features, self.pid, "raw")
             answer = ask(self._context, dialled, hello, Deadline.after(LIMIT))
             assert isinstance(answer, m.Welcome), answer
             self.welcome = answer

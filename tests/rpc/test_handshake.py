@@ -76,7 +76,7 @@ def test_another_version_is_named_with_its_remedy(
 
 
 def test_this_version_speaks_with_itself() -> None:
-    one, other = offer("backend", ring=True), offer("frontend", ring=True)
+    one, other = (offer(who, ring=True, doorbell=True) for who in ("backend", "frontend"))
     assert negotiate(one, other) == frozenset(Feature)
     assert (one.who, other.who) == ("backend", "frontend")
 
@@ -85,6 +85,14 @@ def test_this_version_speaks_with_itself() -> None:
 def test_rings_need_what_both_sides_have(local: bool) -> None:
     one, other = offer("backend", ring=local), offer("frontend", ring=not local)
     assert negotiate(one, other) == {Feature.REGION, Feature.INLINE, Feature.STAYS}
+
+
+@pytest.mark.parametrize(
+    ("ring", "doorbell", "agreed"), [(True, False, {3}), (False, True, set()), (True, True, {3, 4})]
+)
+def test_a_doorbell_wakes_who_reads_rings(ring: bool, doorbell: bool, agreed: set[int]) -> None:
+    one = offer("backend", ring=True, doorbell=True)
+    assert negotiate(one, offer("frontend", ring=ring, doorbell=doorbell)) == {1, 2, *agreed}
 
 
 def test_rings_alone_move_no_bytes() -> None:

@@ -88,6 +88,32 @@ def test_an_ordinary_user_needs_what_the_udev_rule_does(lab: Lab) -> None:
     assert served["warnings"] == []
 
 
+def test_a_doorbell_wakes_the_backend(lab: Lab) -> None:
+    done = lab.run("doorbell", backend=lab.mortal, env={"FLYT_SLOT_SIZE": "131072"})
+    assert done.code == 0, done.out
+    report = json.loads(done.out.splitlines()[-1])
+    assert report["fallback"] == 0
+    assert report["rings"] > 0
+
+
+def test_an_ordinary_user_may_ring_once_the_udev_rule_says_so(lab: Lab) -> None:
+    folder = "/sys/bus/pci/devices/0000:00:08.0"
+    as_user = {"user": "user", "env": {"FLYT_RUNTIME_DIR": "/run/flyt", "FLYT_SLOT_SIZE": "131072"}}
+    lab.do("sh", "-c", f"chgrp user {folder}/resource2* && chmod 660 {folder}/resource2*")
+    silent = lab.copies(backend=lab.mortal, **as_user)
+    assert (silent["right"], silent["region"], silent["counts"]["doorbell_rings"]) == (
+        True,
+        True,
+        0,
+    )
+    assert f"can't map {folder}/resource0: [Errno 13]" in silent["warnings"][0]
+
+    lab.do("sh", "-c", f"chgrp user {folder}/resource0 && chmod 660 {folder}/resource0")
+    ringing = lab.copies(backend=lab.mortal, **as_user)
+    assert (ringing["right"], ringing["region"], ringing["warnings"]) == (True, True, [])
+    assert ringing["counts"]["doorbell_rings"] > 0
+
+
 NOTHING_ELSE = """
 import socket, sys
 for host in ("10.0.3.2", "10.0.3.100"):

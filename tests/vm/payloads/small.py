@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A few bytes to the device and back; prints a line of JSON: how, and every warning."""
+"""A few bytes to the device and back; prints a line of JSON: how, and every warning.
+
+Its argument, if there is one, is its exit code.
+"""
 
 import json
 import sys
@@ -31,4 +34,4 @@ if not err:
     report["counts"] = cudart.statistics()
     report["region"] = current().memory is not None
 print(json.dumps(report))
-sys.exit(0)
+sys.exit(int(sys.argv[1]) if sys.argv[1:] else 0)
