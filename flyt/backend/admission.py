@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may bind a session: the first ATTACH with its token, from the right user."""
+"""Who may bind a session: the first ATTACH with its token, from the right user or key."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def admits(order: Open, incoming: Incoming) -> bool:
     if not hmac.compare_digest(command.token, order.token):
         log.warning("session %016x: an ATTACH with a wrong token was dropped", order.session)
         return False
-    if order.peer and str(incoming.peer.uid) != order.peer:
-        log.warning("session %016x: uid %d may not attach", order.session, incoming.peer.uid)
+    if order.peer and incoming.peer.proven != order.peer:
+        log.warning("session %016x: %r may not attach", order.session, incoming.peer.proven)
         return False
     return True

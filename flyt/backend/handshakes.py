@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import secrets
 import time
 
@@ -223,6 +224,7 @@ class Handshakes:
                 self._terms.session_ports,
                 pending.session,
             ),
+            peer=pending.principal.proven if relay is None else str(os.getuid()),
             since=time.time(),
             bell=self._terms.free_bell() if Feature.DOORBELL in pending.features else 0,
         )
@@ -267,7 +269,8 @@ class Handshakes:
             worker.end_session(opened.session, "the client went away before its WELCOME")
             return
         if (relay := self._relay_of(pending)) is not None:
-            relay.expect(pending.token, worker.sessions[opened.session].address)
+            address = worker.sessions[opened.session].address
+            relay.expect(pending.token, address, pending.incoming.peer.proven)
         if Feature.STAYS in pending.features:
             self._staying[pending.key] = worker, opened.session
 

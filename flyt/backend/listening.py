@@ -18,6 +18,7 @@ from flyt.backend.visitors import VISITOR_LIMITS
 from flyt.backend.wire import SOCKET_LIMITS
 from flyt.errors import ConfigurationError
 from flyt.rpc.endpoints import Endpoint
+from flyt.rpc.keys import KeyPair
 from flyt.rpc.sockets import Listener
 
 _LOCK_TRIES = 10
@@ -83,6 +84,8 @@ class Doors:
     heartbeat_ms : int
     relays : bool
         Whether sessions pass through the TCP endpoints, which then take what a session may say.
+    key : KeyPair, optional
+        Of the TCP endpoints.
 
     Raises
     ------
@@ -97,6 +100,7 @@ class Doors:
         heartbeat_ms: int,
         *,
         relays: bool = False,
+        key: KeyPair | None = None,
     ) -> None:
         self._stack = contextlib.ExitStack()
         self._listeners: list[Listener] = []
@@ -107,7 +111,7 @@ class Doors:
                     lock = PathLock(f"{endpoint.path}.lock", address)
                     undo.callback(lock.close)
                 limits = SOCKET_LIMITS if relays and endpoint.scheme == "tcp" else VISITOR_LIMITS
-                listener = Listener(context, address, heartbeat_ms=heartbeat_ms, **limits)
+                listener = Listener(context, address, heartbeat_ms=heartbeat_ms, key=key, **limits)
                 undo.callback(listener.close)
                 self._listeners.append(listener)
             self._stack = undo.pop_all()

@@ -81,6 +81,8 @@ class Options:
         Path of a UNIX socket at which QEMU's ivshmem-doorbell gets the region.
     memory_limit : int
         Device memory per session; 0 for no limit.
+    server_key, authorized_keys : str or None
+        The daemon's secret CURVE key, and the folder of its clients' public ones; both or none.
     metrics : str or None
         ``HOST:PORT`` for Prometheus.
     ready_fd, parent_fd : int or None
@@ -106,6 +108,8 @@ class Options:
     sweep: float = 5.0
     drain: float = 5.0
     insecure: bool = False
+    server_key: str | None = None
+    authorized_keys: str | None = None
     metrics: str | None = None
     ready_fd: int | None = None
     parent_fd: int | None = None
@@ -132,8 +136,15 @@ class Options:
             raise ConfigurationError("--single-port is for TCP: add --listen tcp://127.0.0.1:5555")
         if not self.listen:
             raise ConfigurationError("--listen: at least one endpoint is needed")
+        if (self.server_key is None) != (self.authorized_keys is None):
+            raise ConfigurationError(
+                "--server-key and --authorized-keys belong together: the daemon's own key, and the "
+                "folder with those of its clients (flyt keygen server makes both)"
+            )
+        if self.keys is not None and not any(text.startswith("tcp:") for text in self.listen):
+            raise ConfigurationError("--server-key is for TCP: add --listen tcp://0.0.0.0:5555")
         for text in self.listen:
-            _check_listen(text, self.insecure)
+            _check_listen(text, self.insecure or self.keys is not None)
         for name, low in (
             ("heartbeat", 0.0),
             ("sweep", 0.01),
@@ -154,12 +165,19 @@ class Options:
         _check_descriptor("--with-parent-fd", self.parent_fd)
 
     @property
+    def keys(self) -> tuple[str, str] | None:
+        """Where the daemon's key and those of its clients are; None to do without."""
+        if self.server_key is None or self.authorized_keys is None:
+            return None
+        return self.server_key, self.authorized_keys
+
+    @property
     def heartbeat_ms(self) -> int:
         """The heartbeat as ZeroMQ and WELCOME want it; 0 means none."""
         return math.ceil(self.heartbeat * 1000)
 
 
-def _check_listen(text: str, insecure: bool) -> None:
+def _check_listen(text: str, may_be_remote: bool) -> None:
     endpoint = Endpoint.parse(text)
     if endpoint.scheme == "emulated":
         raise ConfigurationError(f"--listen {text}: 'emulated:' is for clients; use ipc or tcp")
@@ -171,10 +189,11 @@ def _check_listen(text: str, insecure: bool) -> None:
                 f"--listen {text}: the path is too long: the session sockets beside it need "
                 f"{SESSION_SUFFIX} more of the {SUN_PATH_LIMIT} bytes that Linux allows"
             )
-    elif not endpoint.is_loopback() and not insecure:
+    elif not endpoint.is_loopback() and not may_be_remote:
         raise ConfigurationError(
-            f"--listen {text}: without authentication, whoever reaches this port has the GPU; "
-            "listen on 127.0.0.1 or on ipc, or say --insecure on a network that you trust"
+            f"--listen {text}: without authentication, whoever reaches this port has the GPU; give "
+            "--server-key and --authorized-keys (flyt keygen server makes them), listen on "
+            "127.0.0.1 or on ipc, or say --insecure on a network that you trust"
         )
 
 

@@ -8,7 +8,7 @@ context runs wild can't confuse the supervisor either.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flyt.rpc.codec import U32, U64, Document, Flag, Frames, Runs, Text, Token, Vocabulary
 
@@ -23,11 +23,11 @@ class Open:
     """
 
     session: U64
-    token: Token
+    token: Token = field(repr=False)
     pid: U32
     address: Text
     peer: Text
-    """Who may connect on ipc, as "uid"; "" where anyone with the token may."""
+    """Who may attach: a uid on ipc, a CURVE key on TCP; "" where anyone with the token may."""
     memory_limit: U64
     """Bytes of device memory this session may hold; 0 means no limit of its own."""
     bell: U32

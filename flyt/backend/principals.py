@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Principal`: who a client is, as far as the kernel can prove it. Two never share a worker."""
+"""`Principal`: who a client is, as far as that is proven. Two never share a worker."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ class Principal:
     Attributes
     ----------
     kind : str
-        ``"uid"`` (SO_PEERCRED) or ``"anonymous"`` (whoever reaches one TCP endpoint).
+        ``"uid"`` (SO_PEERCRED), ``"key"`` (CURVE), or ``"anonymous"`` (whoever reaches a TCP
+        endpoint without keys).
     name : str
-        The uid, or the endpoint.
+        The uid, the public key in Z85, or the endpoint.
     """
 
     kind: str
@@ -29,13 +30,15 @@ class Principal:
         return f"{self.kind} {self.name}"
 
     @property
-    def uid(self) -> str:
-        """What `flyt.backend.orders.Open` wants as peer: the uid, or "" where none is known."""
-        return self.name if self.kind == "uid" else ""
+    def proven(self) -> str:
+        """What `flyt.rpc.connections.Peer` says of all its connections: uid, key, or ""."""
+        return self.name if self.kind != "anonymous" else ""
 
 
 def principal_of(peer: Peer, endpoint: Endpoint) -> Principal | None:
     """Who speaks from ``peer`` at our ``endpoint``; None when the kernel told nothing on ipc."""
+    if endpoint.scheme != "ipc" and peer.key:
+        return Principal("key", peer.key)
     if endpoint.scheme != "ipc":
         return Principal("anonymous", str(endpoint))
     if peer.uid < 0:

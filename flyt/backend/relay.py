@@ -84,7 +84,7 @@ class Relay:
         self._context = context
         path = os.path.join(runtime_dir(), f"relay.{os.getpid()}")
         self.endpoint = Endpoint.parse(f"ipc://{path}")
-        self._expected: dict[bytes, tuple[str, Timer]] = {}
+        self._expected: dict[bytes, tuple[str, str, Timer]] = {}
         self._lines: dict[Key, _Line] = {}
 
     @property
@@ -92,13 +92,14 @@ class Relay:
         """What this process may hold for the relayed sessions."""
         return len(self._lines) * (MOST_MESSAGES + UNREAD) * MESSAGE_BYTES
 
-    def expect(self, token: bytes, address: str) -> None:
-        """A client was welcomed to the session at ``address``, and will show ``token``."""
+    def expect(self, token: bytes, address: str, peer: str) -> None:
+        """A client that proved to be ``peer`` was welcomed to the session at ``address``, and will
+        show ``token``."""
 
         def too_late() -> None:
             self._expected.pop(token, None)
 
-        self._expected[token] = address, self._loop.call_later(EXPECTED_SECONDS, too_late)
+        self._expected[token] = address, peer, self._loop.call_later(EXPECTED_SECONDS, too_late)
 
     def takes(self, listener: Listener, incoming: Incoming) -> bool:
         """Whether this message is a relayed session's; then it is on its way."""
@@ -128,7 +129,7 @@ class Relay:
         """End all, before the listeners are closed."""
         for key in list(self._lines):
             self._drop(key, "this backend is shutting down")
-        for _, limit in self._expected.values():
+        for *_, limit in self._expected.values():
             limit.cancel()
         self._expected.clear()
 
@@ -142,7 +143,11 @@ class Relay:
             return None  # a HELLO, or garbage: the handshake tells them apart
         if not isinstance(command, m.Attach) or command.token not in self._expected:
             return None
-        address, limit = self._expected.pop(command.token)
+        address, peer, limit = self._expected[command.token]
+        if incoming.peer.proven != peer:
+            log.warning("%r may not attach to another's session", incoming.peer.proven)
+            return None
+        del self._expected[command.token]
         limit.cancel()
         try:
             dialer = Dialer(

@@ -11,6 +11,7 @@ import zmq
 from flyt.backend.devices.base import Device
 from flyt.backend.reaper import Activity, Reaper
 from flyt.backend.registry import Registry
+from flyt.rpc.keys import KeyPair
 from flyt.shm.layout import Geometry
 
 
@@ -28,6 +29,8 @@ class Services:
     heartbeat_ms: int
     bells: tuple[int, ...]
     """Eventfds that a guest's doorbell signals, one for each session that has a bell."""
+    key: KeyPair | None
+    """Of the sockets of TCP sessions; None when clients have no keys."""
     tell: Callable[[object], None]
     """Sends a message to the supervisor."""
     broken: Callable[[int, str], None]

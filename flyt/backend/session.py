@@ -49,10 +49,6 @@ _MESSAGES_A_TURN = 64
 """Messages taken before the thread looks at everything else: a stranger can flood the socket."""
 
 
-def _nothing() -> None:
-    """Only wakes the session's thread up."""
-
-
 class Ended(Exception):
     """The session is over; the argument says why."""
 
@@ -113,6 +109,7 @@ class Session(threading.Thread):
                 self.services.context,
                 self.order.address,
                 heartbeat_ms=self.services.heartbeat_ms,
+                key=self.services.key,
                 **SOCKET_LIMITS,
             )
         except (ConfigurationError, zmq.ZMQError, OSError) as exc:
@@ -337,7 +334,7 @@ class Session(threading.Thread):
                     self._answers.tell()
             except (Ended, FlytError) as exc:  # ending already: no work may be left uncounted
                 log.warning("session %016x, ending: %s", self.id, exc)
-                self._inbox.put(_nothing)
+                self._inbox.put(lambda: None)  # only wakes us up
                 busy = True
             if not (idle and self.holdings.waiting == 0):
                 poller.poll(0 if busy else None)

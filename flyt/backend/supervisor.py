@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from flyt.backend.authentication import Authentication
 from flyt.backend.doorbell import Doorbell
 from flyt.backend.grants import FrameDesk
 from flyt.backend.handshakes import Handshakes
@@ -71,14 +72,17 @@ class Supervisor:
         self._handshakes = Handshakes(self._loop, self._pool, self._terms, self._relay)
         self._survey = Survey(self._loop, self._pool)
         self._visitors = Visitors(
-            self._loop, lambda: self._doors or (), self._handshakes.waits, self._relayed_bytes
+            self._loop,
+            lambda: self._doors or (),
+            self._handshakes.waits,
+            lambda: self._relay.most_bytes if self._relay is not None else 0,
         )
+        self._authentication: Authentication | None = None
         self._served: ServedRegion | None = None
         self._desk: FrameDesk | None = None
         self._doors: Doors | None = None
         self._metrics: Metrics | None = None
-        self._serving = False
-        self._ending = False
+        self._serving = self._ending = False
         self._stops = 0
 
     # --- life ---
@@ -116,12 +120,15 @@ class Supervisor:
             self._loop.call_later(options.sweep, self._sweep)
             if options.doorbell is not None:
                 self._terms.doorbell = Doorbell(self._loop, options.doorbell, served.region)
+        if options.keys is not None:
+            self._authentication = Authentication(self._context, *options.keys)
         self._start_first_worker()
         self._doors = Doors(
             self._context,
             options.listen,
             options.heartbeat_ms,
             relays=self._relay is not None,
+            key=self._authentication.key if self._authentication is not None else None,
         )
         for listener in self._doors:
             self._watch(listener)
@@ -151,9 +158,6 @@ class Supervisor:
     def _serve(self, listener: Listener) -> None:
         self._handshakes.serve(listener)
         self._visitors.came(listener)
-
-    def _relayed_bytes(self) -> int:
-        return self._relay.most_bytes if self._relay is not None else 0
 
     def _announce(self, endpoints: list[str]) -> None:
         region = self._served.region.path if self._served is not None else ""
@@ -206,6 +210,8 @@ class Supervisor:
             self._desk.reclaimer.leave(drain if finish else 0.0)
         if self._served is not None:
             self._served.close()
+        if self._authentication is not None:
+            self._authentication.close()
         self._context.term()
 
     def _sweep(self) -> None:
@@ -218,18 +224,21 @@ class Supervisor:
     # --- what a worker is started with ---
 
     def _worker_arguments(self) -> list[str]:
-        options, served = self._options, self._served
+        options, served, authentication = self._options, self._served, self._authentication
         return [
             *("--device", options.device),
             *("--device-options", options.device_options),
             *("--heartbeat-ms", str(options.heartbeat_ms)),
             *("--log-level", self._log_level),
+            *(authentication.worker_arguments() if authentication is not None else ()),
             *(served.child_arguments() if served is not None and served.is_whole() else ()),
             *(("--bells", *map(str, self._bells)) if self._bells else ()),
         ]
 
     def _worker_descriptors(self) -> list[int]:
-        return [*([self._served.region.fd] if self._served is not None else ()), *self._bells]
+        region = [self._served.region.fd] if self._served is not None else []
+        secret = [self._authentication.descriptor] if self._authentication is not None else []
+        return [*region, *secret, *self._bells]
 
     @property
     def _bells(self) -> list[int]:

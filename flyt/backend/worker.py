@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 
+from flyt.backend.authentication import WorkerAuthentication
 from flyt.backend.channel import Channel, ChannelClosed
 from flyt.backend.devices import open_devices, versions
 from flyt.backend.devices.base import Device
@@ -70,11 +71,17 @@ class Worker:
         self._lock = threading.Lock()
         self._broken: tuple[int, str] | None = None
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        context = open_context()
+        self._authentication = (
+            WorkerAuthentication(context, arguments.server_key_fd)
+            if arguments.server_key_fd is not None
+            else None
+        )
         activity = Activity()
         reaper = Reaper(activity)
         reaper.start()
         self._services = Services(
-            context=open_context(),
+            context=context,
             devices=devices,
             region=_region(arguments),
             registry=Registry(),
@@ -82,6 +89,7 @@ class Worker:
             activity=activity,
             heartbeat_ms=arguments.heartbeat_ms,
             bells=tuple(arguments.bells),
+            key=self._authentication.key if self._authentication is not None else None,
             tell=self._tell,
             broken=self._break,
         )
@@ -151,6 +159,8 @@ class Worker:
                 )
 
     def _open(self, order: Open) -> None:
+        if self._authentication is not None and order.address.startswith("tcp:"):
+            self._authentication.expect(order.peer)
         try:
             session = Session(self._services, order)
             with self._lock:
@@ -195,7 +205,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Flyt's worker; started by flyt-backend only.")
     for name in ("channel-fd", "parent-pidfd", "heartbeat-ms"):
         parser.add_argument(f"--{name}", type=int, required=True)
-    for name in ("region-fd", "region-size", "page-size"):
+    for name in ("region-fd", "region-size", "page-size", "server-key-fd"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument(
         "--bells", type=int, nargs="*", default=[], help="descriptors, from bell 1 on"

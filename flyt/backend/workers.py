@@ -41,6 +41,8 @@ class SessionRecord:
     pid: int
     program: str
     address: str
+    peer: str
+    """Who alone may attach, see `flyt.backend.orders.Open`."""
     since: float
     """Seconds since 1970."""
     bell: int = 0
@@ -126,11 +128,18 @@ class WorkerProcess:
 
     def open(self, record: SessionRecord, token: bytes, memory_limit: int) -> None:
         """Have it serve one more session; it answers with Opened."""
-        peer = self.principal.uid if self.principal is not None else ""
         self.used = True
         self.sessions[record.session] = record
         self._child.send(
-            Open(record.session, token, record.pid, record.address, peer, memory_limit, record.bell)
+            Open(
+                record.session,
+                token,
+                record.pid,
+                record.address,
+                record.peer,
+                memory_limit,
+                record.bell,
+            )
         )
 
     def end_session(self, session: int, reason: str, *, unless_attached: bool = False) -> None:

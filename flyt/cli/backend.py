@@ -90,6 +90,8 @@ def _size(context: click.Context, option: click.Parameter, value: str | None) ->
 @click.option("--sweep-seconds", "sweep", default=5.0, help="Seconds between two sweeps.")
 @click.option("--drain", default=5.0, help="Seconds for running copies at the end.")
 @click.option("--insecure", is_flag=True, help="Allow TCP beyond this machine: no authentication.")
+@click.option("--server-key", metavar="FILE", help="CURVE: this daemon's secret key, for TCP.")
+@click.option("--authorized-keys", metavar="FOLDER", help="CURVE: the clients' public keys.")
 @click.option("--metrics", metavar="HOST:PORT", help="Serve figures to Prometheus there.")
 @click.option("--ready-fd", type=int, help="Gets one JSON line when the backend serves.")
 @click.option("--with-parent-fd", "parent_fd", type=int, help="A pidfd; end when its process does.")

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from flyt.errors import FlytError
@@ -29,17 +30,19 @@ UNKNOWN = "?"
 """What a worker that does not answer has."""
 
 
-def fetch(endpoint: str) -> dict[str, Any]:
-    """The report of the backend at ``endpoint``.
+def fetch(settings: Settings) -> dict[str, Any]:
+    """The report of a backend.
 
     Raises
     ------
     FlytError
         Nobody listens there, or this user may not ask.
     """
+    endpoint = Endpoint.parse(settings.endpoint)
+    keys = settings.keys() if endpoint.scheme == "tcp" else None
     context = open_context()
     try:
-        answer = ask(context, Endpoint.parse(endpoint), AskStatus(), Deadline.after(ANSWER_SECONDS))
+        answer = ask(context, endpoint, AskStatus(), Deadline.after(ANSWER_SECONDS), keys)
     finally:
         context.term()
     if isinstance(answer, StatusReport):
@@ -79,8 +82,8 @@ def table_of(report: dict[str, Any], now: float) -> Table:
         table.add_row(
             f"{one['session']:016x}",
             known["pid"],
-            one["program"],
-            one["principal"],
+            escape(one["program"]),
+            escape(one["principal"]),
             age(now - one["since"]),
             size(one["device_bytes"]),
             known["frames"],
@@ -97,7 +100,7 @@ def table_of(report: dict[str, Any], now: float) -> Table:
 def status(backend: str | None, as_json: bool) -> None:
     """Show the sessions of a backend; only its own user may, on its host (ipc)."""
     try:
-        report = fetch(Settings.read(endpoint=backend).endpoint)
+        report = fetch(Settings.read(endpoint=backend))
     except FlytError as exc:
         click.echo(f"flyt status: {exc}", err=True)
         sys.exit(1)

@@ -23,6 +23,7 @@ from flyt.frontend.waiting import WaitingRoom
 from flyt.frontend.wire import Wire
 from flyt.rpc import messages as m
 from flyt.rpc.endpoints import Endpoint
+from flyt.rpc.keys import ClientKeys
 from flyt.rpc.patience import Deadline
 from flyt.rpc.sockets import Payload
 from flyt.shm.doorbell import Doorbell
@@ -38,10 +39,8 @@ class Connection:
 
     Parameters
     ----------
-    context
-        From `flyt.rpc.sockets.open_context`.
-    endpoint : Endpoint
-        The session's own socket.
+    context, endpoint, keys
+        See `flyt.frontend.wire.Wire`.
     heartbeat_ms, window : int
         As WELCOME told: the heartbeat limit, and how many commands may be untaken.
     """
@@ -52,11 +51,12 @@ class Connection:
         endpoint: Endpoint,
         heartbeat_ms: int,
         window: int,
+        keys: ClientKeys | None = None,
     ) -> None:
         self.lock = ShieldedLock()
         self.inflight = InflightTable()
         self.lost: Lost | None = None
-        self._wire = Wire(context, endpoint, heartbeat_ms)
+        self._wire = Wire(context, endpoint, heartbeat_ms, keys)
         self._limit = max(heartbeat_ms, 1000) / 1000 if heartbeat_ms else math.inf
         self._credits = window
         self._sent = self._taken = 0

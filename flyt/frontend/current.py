@@ -40,7 +40,13 @@ _unavailable: str | None = None
 _forked = False
 
 
-def connect(endpoint: str | None = None, region: str | None = None) -> Session:
+def connect(
+    endpoint: str | None = None,
+    region: str | None = None,
+    *,
+    key: str | None = None,
+    server_key: str | None = None,
+) -> Session:
     """Make a new session and let all further calls of this process use it.
 
     Parameters
@@ -51,6 +57,12 @@ def connect(endpoint: str | None = None, region: str | None = None) -> Session:
     region : str, optional
         Path of the shared region in this process; default ``FLYT_REGION``, else what the backend
         names.
+    key : str, optional
+        Path of this client's secret CURVE key (``flyt keygen client``), for TCP; default
+        ``FLYT_KEY``.
+    server_key : str, optional
+        Path of the backend's public key; default ``FLYT_SERVER_KEY``. With keys, nothing is ever
+        sent to a backend that has not proven to hold this one.
 
     Returns
     -------
@@ -71,7 +83,7 @@ def connect(endpoint: str | None = None, region: str | None = None) -> Session:
         _again, _unavailable, _forked = None, None, False
         thread.device = thread.last_error = 0
         try:
-            _session = Session(Settings.read(endpoint, region))
+            _session = Session(Settings.read(endpoint, region, key, server_key))
         except FlytError as exc:
             _unavailable = f"{exc} (flyt.connect() tries again)"
             raise

@@ -15,17 +15,22 @@ from flyt.errors import CommandTimeout, HandshakeError, ProtocolError, SessionLo
 from flyt.rpc import messages as m
 from flyt.rpc.endpoints import Endpoint
 from flyt.rpc.handshake import offer
+from flyt.rpc.keys import ClientKeys
 from flyt.rpc.patience import Deadline
 from flyt.rpc.sockets import Dialer
 from flyt.shm import ivshmem, ring
 
-HEARTBEAT_MS = 5000
-"""On the daemon's main endpoint; the handshake is over long before it matters."""
+HEARTBEAT_MS = 15_000
+"""On the daemon's main endpoint. No less than a handshake may take: on a busy machine libzmq's
+thread may not get to answer for seconds, and the handshake has a limit of its own."""
 
 
 @contextlib.contextmanager
 def greeted(
-    context: zmq.Context[zmq.Socket[bytes]], endpoint: Endpoint, deadline: Deadline
+    context: zmq.Context[zmq.Socket[bytes]],
+    endpoint: Endpoint,
+    deadline: Deadline,
+    keys: ClientKeys | None = None,
 ) -> Iterator[m.Welcome]:
     """Introduce this process to the daemon, and stay connected for the block: until this process
     has attached, that is how the daemon sees whether it is alive.
@@ -35,13 +40,13 @@ def greeted(
     SessionLost
         Nobody listens at the endpoint, or it closed the connection.
     HandshakeError
-        The daemon refused; the message is its reason.
+        The daemon refused; the message is its reason. Or the keys do not fit.
     CommandTimeout
         No answer within the deadline.
     """
     mine = offer("frontend", ring=ring.usable() is not None, doorbell=bool(ivshmem.bars()))
     hello = m.Hello(mine.version, tuple(sorted(mine.features)), os.getpid(), _program())
-    with contextlib.closing(Dialer(context, endpoint, heartbeat_ms=HEARTBEAT_MS)) as dialer:
+    with contextlib.closing(_dialer(context, endpoint, keys)) as dialer:
         answer = _answer(dialer, hello, deadline)
         if isinstance(answer, m.Refused):
             raise HandshakeError(answer.text)
@@ -55,10 +60,17 @@ def ask(
     endpoint: Endpoint,
     message: m.Hello | m.AskStatus,
     deadline: Deadline,
+    keys: ClientKeys | None = None,
 ) -> m.Welcome | m.Refused | m.StatusReport:
     """One question and one answer on the daemon's main endpoint."""
-    with contextlib.closing(Dialer(context, endpoint, heartbeat_ms=HEARTBEAT_MS)) as dialer:
+    with contextlib.closing(_dialer(context, endpoint, keys)) as dialer:
         return _answer(dialer, message, deadline)
+
+
+def _dialer(
+    context: zmq.Context[zmq.Socket[bytes]], endpoint: Endpoint, keys: ClientKeys | None
+) -> Dialer:
+    return Dialer(context, endpoint, heartbeat_ms=HEARTBEAT_MS, keys=keys)
 
 
 def _answer(
@@ -73,6 +85,8 @@ def _answer(
         if (frames := dialer.receive()) is not None:
             reply: m.Welcome | m.Refused | m.StatusReport = m.WELCOMES.decode(frames[0])
             return reply
+        if dialer.lost is not None and dialer.refused:
+            raise HandshakeError(dialer.lost)
         if dialer.lost is not None:
             raise SessionLost(f"{dialer.lost}; is flyt-backend running?")
         if not deadline.left():

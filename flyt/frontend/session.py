@@ -84,8 +84,7 @@ class Session:
         self.reservations = Reservations()
         self.memory: WindowMemory | None = None
         self.garbage: collections.deque[tuple[Release, int]] = collections.deque()
-        """What dropped arrays, streams and events held: finalizers never send, so the next call
-        gives it back."""
+        """What finalizers, which never send, left for the next call to give back."""
         self.arrays: dict[int, int] = {}
         """Address and size of the living arrays of `flyt.pinned_empty`."""
         self._engine = CopyEngine(settings.copy_threads)
@@ -104,12 +103,14 @@ class Session:
             self._owned.callback(self._engine.close)
             self._owned.callback(self.reservations.clear)
             endpoint, deadline = self._dialled()
-            with greeted(self._context, endpoint, deadline) as self.welcome:
+            keys = settings.keys() if endpoint.scheme == "tcp" else None
+            with greeted(self._context, endpoint, deadline, keys) as self.welcome:
                 self.connection = Connection(
                     self._context,
                     endpoint.session(self.welcome.port, self.welcome.path),
                     self.welcome.heartbeat_ms,
                     self.welcome.credits,
+                    keys,
                 )
                 self._owned.callback(self._close_memory)
                 self._owned.callback(self.connection.close)

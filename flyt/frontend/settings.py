@@ -8,6 +8,8 @@ import os
 from collections.abc import Mapping
 
 from flyt.errors import ConfigurationError
+from flyt.rpc.curve import MAKE_KEYS
+from flyt.rpc.keys import ClientKeys, read_pair, read_public
 from flyt.rpc.patience import spin_seconds
 from flyt.shm.copy import MAX_THREADS
 from flyt.shm.runtime_dir import runtime_dir
@@ -32,6 +34,8 @@ class Settings:
         Where the backend listens, or ``emulated:[options]`` for a private one.
     region : str
         Path of the region here; "" takes the backend's word for it.
+    key, server_key : str
+        Paths of this client's secret key and of the backend's public key, for TCP; "" for none.
     slots : int
         Staging slots, at least 2.
     slot_size : int
@@ -44,6 +48,8 @@ class Settings:
 
     endpoint: str
     region: str = ""
+    key: str = ""
+    server_key: str = ""
     slots: int = DEFAULT_SLOTS
     slot_size: int = 0
     copy_threads: int = 0
@@ -54,6 +60,8 @@ class Settings:
         cls,
         endpoint: str | None = None,
         region: str | None = None,
+        key: str | None = None,
+        server_key: str | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> Settings:
         """Arguments first, then ``FLYT_*`` variables, then the default local endpoint.
@@ -68,9 +76,30 @@ class Settings:
         return cls(
             endpoint=where,
             region=region if region is not None else environ.get("FLYT_REGION", ""),
+            key=key if key is not None else environ.get("FLYT_KEY", ""),
+            server_key=(
+                server_key if server_key is not None else environ.get("FLYT_SERVER_KEY", "")
+            ),
             slots=_number(environ, "FLYT_STAGING_SLOTS", DEFAULT_SLOTS, 2, 64),
             slot_size=_number(environ, "FLYT_SLOT_SIZE", 0, 0, 1 << 30),
             copy_threads=_number(environ, "FLYT_COPY_THREADS", 0, 0, MAX_THREADS),
+        )
+
+    def keys(self) -> ClientKeys | None:
+        """The keys for TCP, read from their files; None if there are none.
+
+        Raises
+        ------
+        ConfigurationError
+            There is only one of the two, or one can't be read, or others can read the secret one.
+        """
+        if not (self.key or self.server_key):
+            return None
+        if not (self.key and self.server_key):
+            missing = "FLYT_SERVER_KEY" if self.key else "FLYT_KEY"
+            raise ConfigurationError(f"{missing} is missing: {MAKE_KEYS}")
+        return ClientKeys(
+            read_pair(self.key, "FLYT_KEY"), read_public(self.server_key, "FLYT_SERVER_KEY")
         )
 
     def staging(self, region_size: int, page_size: int) -> tuple[int, int]:

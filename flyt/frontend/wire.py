@@ -17,6 +17,7 @@ import zmq
 from flyt.errors import RegionError
 from flyt.rpc import messages as m
 from flyt.rpc.endpoints import Endpoint
+from flyt.rpc.keys import ClientKeys
 from flyt.rpc.patience import is_polite, spin_seconds
 from flyt.rpc.sockets import Dialer, Payload
 from flyt.shm import ring
@@ -46,13 +47,19 @@ class Wire:
         The session's own socket.
     heartbeat_ms : int
         A backend that is silent for so long has ended.
+    keys : ClientKeys, optional
+        For TCP.
     """
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: Endpoint, heartbeat_ms: int
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: Endpoint,
+        heartbeat_ms: int,
+        keys: ClientKeys | None = None,
     ) -> None:
         self.endpoint = endpoint
-        self._dialer = Dialer(context, endpoint, heartbeat_ms=heartbeat_ms)
+        self._dialer = Dialer(context, endpoint, heartbeat_ms=heartbeat_ms, keys=keys)
         self._doorbell: Doorbell | None = None
         self._commands: RingWriter | None = None
         self._replies: RingReader | None = None

@@ -17,19 +17,26 @@ from collections.abc import Iterable
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Peer:
-    """Where a message came from, as the kernel says; -1 where it can't (TCP)."""
+    """Where a message came from, as the kernel says; -1 where it can't (TCP). ``key`` is the
+    CURVE key that the peer has proven, "" where none is asked for."""
 
     address: str
     uid: int = -1
     pid: int = -1
+    key: str = ""
+
+    @property
+    def proven(self) -> str:
+        """The uid or the key, as text; "" for somebody who proved nothing."""
+        return str(self.uid) if self.uid >= 0 else self.key
 
     @classmethod
-    def parse(cls, text: str) -> Peer:
+    def parse(cls, text: str, key: str = "") -> Peer:
         # libzmq writes "host:uid:gid:pid" for ipc, from SO_PEERCRED at accept.
         parts = text.rsplit(":", 3)
         if len(parts) == 4 and all(p.isdigit() for p in parts[1:]):
             return cls("local", int(parts[1]), int(parts[3]))
-        return cls(text)
+        return cls(text, key=key)
 
 
 def inode_of(descriptor: int) -> int:

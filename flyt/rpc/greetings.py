@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flyt.rpc.codec import U32, U64, Document, Numbers, Text, Token, Vocabulary
 
@@ -22,7 +22,7 @@ class Hello:
 @dataclass(frozen=True, slots=True)
 class Welcome:
     session: U64
-    token: Token
+    token: Token = field(repr=False)
     port: U32
     """TCP port of the session socket on the host that was dialled; 0: the one that was dialled
     (the daemon relays), or ipc."""

@@ -10,7 +10,7 @@ answered when the stream has reached it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from flyt.rpc.codec import (
@@ -73,7 +73,7 @@ class Attach:
     """Binds the connection to the session. With ``inline`` there is no window, all else is 0."""
 
     id: U64
-    token: Token
+    token: Token = field(repr=False)
     inline: Flag
     base: U64
     reserve: U64

@@ -16,8 +16,10 @@ from collections.abc import Sequence
 import zmq
 
 from flyt.errors import ConfigurationError
+from flyt.rpc import curve
 from flyt.rpc.connections import Connections, Peer, inode_of
 from flyt.rpc.endpoints import Endpoint, port_range
+from flyt.rpc.keys import ClientKeys, KeyPair
 from flyt.rpc.monitored import Monitored
 
 LARGEST_MESSAGE = 16 << 20
@@ -89,6 +91,8 @@ class Listener:
         Messages that may wait for one peer to read; beyond, `send` raises `Full`. 0: no limit.
     largest : int
         Bytes of a frame; a connection with a larger one ends.
+    key : KeyPair, optional
+        On TCP only clients come in that trust this key and that the context's `curve.Gate` admits.
 
     Raises
     ------
@@ -105,6 +109,7 @@ class Listener:
         backlog: int = 1024,
         unread: int = 0,
         largest: int = LARGEST_MESSAGE,
+        key: KeyPair | None = None,
     ) -> None:
         socket = context.socket(zmq.ROUTER)
         _prepare(socket, heartbeat_ms, largest)
@@ -112,6 +117,9 @@ class Listener:
         socket.setsockopt(zmq.SNDHWM, unread)
         # Else what a gone peer, or one beyond its mark, was to get vanishes silently.
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._guarded = key is not None and address.startswith("tcp:")
+        if key is not None and self._guarded:
+            curve.guard(socket, key)
         self._wire = Monitored(socket, int(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED))
         self.connections = Connections()
         try:
@@ -139,9 +147,10 @@ class Listener:
                 frames.append(last)
         try:
             source, address = int(last.get(zmq.SRCFD)), str(last.get("Peer-Address"))
+            key = str(last.get(curve.KNOWN)) if self._guarded else ""
         except (zmq.ZMQError, ValueError):
-            source, address = -1, ""  # the connection ended before its message was read
-        peer = Peer.parse(address)
+            source, address, key = -1, "", ""  # the connection ended before its message was read
+        peer = Peer.parse(address, key)
         return Incoming(frames[0].bytes, source, peer, [frame.bytes for frame in frames[1:]])
 
     def gone(self) -> list[int]:
@@ -214,7 +223,7 @@ _ENDS = {
     int(zmq.EVENT_CLOSED): "nobody listens there",
     int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "the peer does not speak ZeroMQ's protocol",
     int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "the peer does not speak ZeroMQ's protocol",
-    int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "the backend refused this client's credentials",
+    int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "the backend refused this client's key",
 }
 
 
@@ -230,6 +239,8 @@ class Dialer:
         A peer silent for this long counts as gone; 0 never.
     backlog, unsent : int
         Messages that may wait to be received here, and to be sent; 0: no limit.
+    keys : ClientKeys, optional
+        For TCP: who this client is, and which server it trusts.
 
     Attributes
     ----------
@@ -237,6 +248,8 @@ class Dialer:
         The connection's descriptor once connected, else -1. A forked child closes it.
     lost : str or None
         Why the connection ended, once it did. Kept up to date by `check`.
+    refused : bool
+        Whether it ended because the two sides' keys, or their want of them, do not fit.
     """
 
     def __init__(
@@ -247,15 +260,20 @@ class Dialer:
         heartbeat_ms: int = 0,
         backlog: int = 0,
         unsent: int = 0,
+        keys: ClientKeys | None = None,
     ) -> None:
         socket = context.socket(zmq.DEALER)
         _prepare(socket, heartbeat_ms)
         socket.setsockopt(zmq.RCVHWM, backlog)
         socket.setsockopt(zmq.SNDHWM, unsent)
+        self._has_keys = keys is not None and endpoint.scheme == "tcp"
+        if keys is not None and self._has_keys:
+            curve.identify(socket, keys)
         self._wire = Monitored(socket, int(zmq.EVENT_CONNECTED) | sum(_ENDS))
         self.endpoint = endpoint
         self.descriptor = -1
         self.lost: str | None = None
+        self.refused = False
         self._inode = 0
         try:
             socket.connect(str(endpoint))
@@ -288,7 +306,11 @@ class Dialer:
                 self.descriptor, self._inode = value, inode_of(value)
             elif self.lost is None:
                 self.descriptor = -1
-                self.lost = f"{self.endpoint}: {self._end(event)}"
+                why = None
+                if self.endpoint.scheme == "tcp":
+                    why = curve.refusal(event, value, keys=self._has_keys)
+                self.refused = why is not None
+                self.lost = f"{self.endpoint}: {why or self._end(event)}"
 
     def close_in_child(self) -> None:
         """After a fork, in the child: close the parent's connection, so that it ends with the

@@ -56,6 +56,10 @@ def test_what_is_no_size(text: str) -> None:
         ({"listen": ("ipc://relative",)}, "absolute"),
         ({"listen": ("ipc:///" + "x" * 95,)}, "too long"),
         ({"listen": ("tcp://0.0.0.0:7000",)}, "--insecure"),
+        ({"listen": ("tcp://0.0.0.0:7000",)}, "--server-key"),
+        ({"listen": ("tcp://0.0.0.0:7000",), "server_key": "k"}, "belong together"),
+        ({"listen": ("tcp://0.0.0.0:7000",), "authorized_keys": "k"}, "belong together"),
+        ({"server_key": "k", "authorized_keys": "k"}, "for TCP"),
         ({"listen": ("tcp://[::]:7000",)}, "--insecure"),
         ({"listen": ("tcp://example.com:7000",)}, "--insecure"),
         ({"heartbeat": -1.0}, "--heartbeat"),
@@ -80,6 +84,8 @@ def test_local_endpoints_need_no_leave(listen: str) -> None:
 
 def test_anybody_may_be_let_in_on_purpose() -> None:
     assert Options(listen=("tcp://0.0.0.0:7000",), insecure=True).insecure
+    options = Options(listen=("tcp://0.0.0.0:7000",), server_key="k", authorized_keys="a")
+    assert options.keys == ("k", "a")
 
 
 def test_a_path_that_leaves_room_for_session_sockets() -> None:

@@ -61,7 +61,7 @@ class Site:
         worker = self.pool.assign(principal)
         self.until(lambda: worker.state == "ready")
         address = f"ipc:///tmp/flyt-pool-{os.getpid()}.{session}"
-        worker.open(SessionRecord(session, os.getpid(), "test", address, 0.0), bytes(16), 0)
+        worker.open(SessionRecord(session, os.getpid(), "test", address, "", 0.0), bytes(16), 0)
         return worker
 
 

@@ -41,7 +41,7 @@ class Stage:
         self.door = Listener(self.context, "tcp://127.0.0.1:*", **SOCKET_LIMITS)
         self.session = Listener(self.context, f"ipc://{folder}/s", **SOCKET_LIMITS)
         self.relay = Relay(self.loop, self.context)
-        self.relay.expect(TOKEN, str(self.session.endpoint))
+        self.relay.expect(TOKEN, str(self.session.endpoint), "")
         self.visitors = Visitors(self.loop, lambda: [self.door], lambda *_: False)
         for source in self.door.pollables:
             self.loop.watch(source, self._serve)
