@@ -27,10 +27,10 @@ class Services:
     reaper: Reaper
     activity: Activity
     heartbeat_ms: int
-    key: KeyPair | None
-    """Of the sockets of TCP sessions; None when clients have no keys."""
     bells: tuple[int, ...]
     """Eventfds that a guest's doorbell signals, one for each session that has a bell."""
+    key: KeyPair | None
+    """Of the sockets of TCP sessions; None when clients have no keys."""
     tell: Callable[[object], None]
     """Sends a message to the supervisor."""
     broken: Callable[[int, str], None]

@@ -88,8 +88,8 @@ class Worker:
             reaper=reaper,
             activity=activity,
             heartbeat_ms=arguments.heartbeat_ms,
-            key=self._authentication.key if self._authentication is not None else None,
             bells=tuple(arguments.bells),
+            key=self._authentication.key if self._authentication is not None else None,
             tell=self._tell,
             broken=self._break,
         )

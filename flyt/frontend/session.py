@@ -83,8 +83,7 @@ class Session:
         self.reservations = Reservations()
         self.memory: WindowMemory | None = None
         self.garbage: collections.deque[tuple[Release, int]] = collections.deque()
-        """What dropped arrays, streams and events held: finalizers never send, so the next call
-        gives it back."""
+        """What finalizers, which never send, left for the next call to give back."""
         self.arrays: dict[int, int] = {}
         """Address and size of the living arrays of `flyt.pinned_empty`."""
         self._engine = CopyEngine(settings.copy_threads)
