@@ -34,6 +34,10 @@ _NEVER_MS = 1 << 30
 _LINGER_MS = 500
 """How long a closing socket may take to hand its last words to the kernel."""
 
+UNACCEPTED = 1024
+"""Connections that may wait for libzmq to accept them: a UNIX socket turns the next one away at
+once, and on a busy machine libzmq's 100 are soon there. The kernel caps it (net.core.somaxconn)."""
+
 MOST_FRAMES = 4
 """Frames of one message that are kept; no message of ours has more than two."""
 
@@ -113,6 +117,7 @@ class Listener:
     ) -> None:
         socket = context.socket(zmq.ROUTER)
         _prepare(socket, heartbeat_ms, largest)
+        socket.setsockopt(zmq.BACKLOG, UNACCEPTED)
         socket.setsockopt(zmq.RCVHWM, backlog)
         socket.setsockopt(zmq.SNDHWM, unread)
         # Else what a gone peer, or one beyond its mark, was to get vanishes silently.
