@@ -47,7 +47,7 @@ handshake.PROTOCOL_VERSION += 1
 """What makes a backend speak the next version of the protocol."""
 
 
-LATE = ("test_the_facts_about_copies_hold_over_ivshmem", "test_survival.py")
+LATE = ("test_the_facts_about_copies_hold_over_ivshmem", "test_the_guest_is_reset")
 """What comes last, in this order: the facts take longest, and run beside all other tests; then the
 guest is reset."""
 
