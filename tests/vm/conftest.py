@@ -47,9 +47,9 @@ handshake.PROTOCOL_VERSION += 1
 """What makes a backend speak the next version of the protocol."""
 
 
-LATE = ("test_the_facts_about_copies_hold_over_ivshmem", "test_survival.py")
-"""What comes after everything else, in this order: the facts take longest and run beside all tests,
-then the guest is reset."""
+LATE = ("test_the_facts_about_copies_hold_over_ivshmem", "test_the_guest_is_reset")
+"""What comes last, in this order: the facts take longest, and run beside all other tests; then the
+guest is reset."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
