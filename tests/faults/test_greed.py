@@ -4,6 +4,7 @@ notice nothing."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -126,7 +127,7 @@ def test_a_message_without_end_at_the_main_endpoint(served: Any, honest: Honest)
     assert sent < 4 << 30, "it was never cut off"
     peak = memory_of(served.pid, "VmHWM") - before
     assert peak < 1 << 30, f"the daemon grew by {peak >> 20} MiB"
-    assert "without end" in served.log, how
+    assert eventually(lambda: "without end" in served.log), how  # said after it was done
     assert isinstance(say(served.endpoint, m.AskStatus()), m.StatusReport)
     assert eventually(lambda: memory_of(served.pid) - before < 64 * MIB), "it is given back"
 
@@ -140,7 +141,8 @@ def test_a_message_of_many_frames_is_garbage(served: Any, honest: Honest) -> Non
 
 def test_a_frame_too_large_for_a_hello(served: Any, honest: Honest) -> None:
     with Zmtp(Endpoint.parse(served.endpoint)) as greedy:
-        greedy.send(bytes(HELLO_BYTES + 1))
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # cut while we send
+            greedy.send(bytes(HELLO_BYTES + 1))
         with pytest.raises(ConnectionResetError):
             greedy.message()
 
