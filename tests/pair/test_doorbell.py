@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from flyt.rpc import messages as m
+from flyt.rpc.handshake import Feature
 from flyt.shm import ring
 from flyt.shm.ring import RingReader, RingWriter
 from tests.pair.raw import LIMIT, RawClient, eventually, status
@@ -78,7 +79,7 @@ class Client(RawClient):
     """A client with rings, which wakes nobody unless it is told to."""
 
     def __init__(self, served: Any) -> None:
-        super().__init__(served.endpoint, features=(1, 2, 3, 4))
+        super().__init__(served.endpoint, features=(1, 2, 3, Feature.DOORBELL))
 
     def attach_with_rings(self) -> m.Result:
         result = self.attach(ring=True)
