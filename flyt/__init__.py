@@ -4,12 +4,14 @@
 ``import flyt as cudart`` replaces ``from cuda.bindings import runtime as cudart``: the same names,
 enum types, argument order and tuple returns, executed by ``flyt-backend`` on the GPU's host.
 
-What it offers (`flyt.frontend.public`) is loaded when the first of it is used: the daemon and its
-children import this package too, and start in half the time without NumPy and CUDA's bindings.
+What it offers stands in `flyt.frontend.public`. The daemon's children, which are modules of this
+package too, say ``FLYT_DAEMON=1`` and go without it: they start in half the time without NumPy and
+CUDA's bindings.
 """
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    """CUDA's own types, and where nothing was loaded yet all the rest."""
     if name.startswith("__") and name not in ("__all__", "__version__"):
         raise AttributeError(f"module 'flyt' has no attribute {name!r}")
     from flyt.frontend import public
@@ -27,3 +30,8 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__getattr__("__all__")})
+
+
+if os.environ.get("FLYT_DAEMON") != "1":
+    # Now, not at the first use: a program may give up its rights, or its root, in between.
+    __getattr__("__all__")

@@ -91,6 +91,7 @@ class Child:
                     *("--channel-fd", str(theirs.fileno()), "--parent-pidfd", str(parent)),
                     *arguments,
                 ],
+                env={**os.environ, "FLYT_DAEMON": "1"},  # see flyt/__init__.py
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), parent, *inherit),
                 start_new_session=True,  # Ctrl-C is for the supervisor; it tells its children

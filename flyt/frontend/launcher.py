@@ -159,7 +159,11 @@ def start(
         try:
             process = subprocess.Popen(
                 command,
-                env={**without_places(os.environ), "FLYT_RUNTIME_DIR": folder},
+                env={
+                    **without_places(os.environ),
+                    "FLYT_RUNTIME_DIR": folder,
+                    "FLYT_DAEMON": "1",
+                },
                 pass_fds=(answer, parent),
                 stdin=subprocess.DEVNULL,
                 stdout=output,

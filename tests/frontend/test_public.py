@@ -3,29 +3,48 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 HEAVY = "{'numpy', 'cuda'} & set(sys.modules)"
 
 
-def python(code: str) -> str:
+def python(code: str, **environment: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env={**os.environ, **environment},
     )
     return done.stdout.strip()
 
 
 @pytest.mark.parametrize("module", ["backend.worker", "backend.keeper", "cli.backend"])
 def test_the_daemon_loads_no_numpy_and_no_cuda(module: str) -> None:
-    assert python(f"import sys, flyt.{module}; print({HEAVY})") == "set()"
+    code = f"import sys, flyt.{module}; print({HEAVY})"
+    assert python(code, FLYT_DAEMON="1") == "set()"
 
 
-def test_the_first_use_loads_all() -> None:
-    code = f"import sys, flyt; print(not {HEAVY}); flyt.cudaMalloc; print(len({HEAVY}))"
-    assert python(code) == "True\n2"
+def test_the_daemons_children_map_no_numpy(backend: Callable[..., Any], device_kind: str) -> None:
+    if device_kind != "emulated":
+        pytest.skip("CuPy brings NumPy with it")
+    children = [f"/proc/{pid}/maps" for pid in backend().descendants()]
+    assert len(children) >= 2
+    assert not [child for child in children if "numpy" in Path(child).read_text()]
+
+
+def test_a_program_has_all_from_the_start() -> None:
+    assert python(f"import sys, flyt; print(len({HEAVY}))") == "2"
+    code = f"import sys, flyt; print({HEAVY}); flyt.cudaMalloc; print(len({HEAVY}))"
+    assert python(code, FLYT_DAEMON="1") == "set()\n2"
 
 
 def test_every_way_to_a_name() -> None:
