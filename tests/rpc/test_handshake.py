@@ -88,11 +88,19 @@ def test_rings_need_what_both_sides_have(local: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ring", "doorbell", "agreed"), [(True, False, {3}), (False, True, set()), (True, True, {3, 4})]
+    ("ring", "doorbell", "agreed"),
+    [
+        (True, False, {Feature.RING}),
+        (False, True, set()),
+        (True, True, {Feature.RING, Feature.DOORBELL}),
+    ],
 )
 def test_a_doorbell_wakes_who_reads_rings(ring: bool, doorbell: bool, agreed: set[int]) -> None:
-    one = offer("backend", ring=True, doorbell=True)
-    assert negotiate(one, offer("frontend", ring=ring, doorbell=doorbell)) == {1, 2, *agreed}
+    one, other = (
+        offer("backend", ring=True, doorbell=True),
+        offer("frontend", ring=ring, doorbell=doorbell),
+    )
+    assert negotiate(one, other) == {Feature.REGION, Feature.INLINE, Feature.STAYS, *agreed}
 
 
 def test_rings_alone_move_no_bytes() -> None:
