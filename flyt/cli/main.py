@@ -9,6 +9,7 @@ from flyt._version import __version__
 from flyt.cli.bench import bench
 from flyt.cli.demo import demo
 from flyt.cli.ipc import ipc
+from flyt.cli.split import split
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -20,6 +21,7 @@ def main() -> None:
 main.add_command(bench)
 main.add_command(demo)
 main.add_command(ipc)
+main.add_command(split)
 
 if __name__ == "__main__":
     main()
