@@ -70,7 +70,7 @@ BUILT_IN = {"cuda": _cuda, "mpi": _mpi}
 
 
 def find(text: str) -> Half:
-    """A lower half as the command line names it: ``cuda``, ``mpi[=openmpi|mpich]``, ``NAME=PATH``."""
+    """A lower half by its name: ``cuda``, ``mpi[=openmpi|mpich]`` or ``NAME=PATH``."""
     name, _, value = text.partition("=")
     if "/" in value:
         if not 0 < len(name) <= prototypes.NAME_LIMIT:

@@ -43,7 +43,7 @@ class Launch:
 
 
 def rank() -> str:
-    """This process's rank as its launcher says it; 0 without one."""
+    """Rank of this process as its launcher says it; 0 without one."""
     return next((os.environ[name] for name in RANKS if name in os.environ), "0")
 
 

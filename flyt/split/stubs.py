@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the C of a stub library and of a lower half's function table from one table of prototypes."""
+"""Writes the C of a stub library and of a function table from one table of prototypes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _call(function: Prototype, target: str, arguments: str) -> list[str]:
     )
 
 
-def _callback(table: Table, callback: Prototype) -> str:
+def _callback(callback: Prototype) -> str:
     """Thunks that a lower half may call in place of the upper half's functions of this type."""
     name = callback.name
     listed = ", ".join(f"{kind} {name}" for kind, name in callback.parameters) or "void"
@@ -46,8 +46,10 @@ def _callback(table: Table, callback: Prototype) -> str:
             *lines,
             f"static const {name} thunks_{name}[] = {{{thunks}}};",
             f"static {name} cross_{name}({name} function) {{",
-            "    return function ? thunks_"
-            f'{name}[flyt_split_callback(known_{name}, (void *)function, "{name}")] : function;',
+            "    if (!function)",
+            "        return function;",
+            f'    unsigned slot = flyt_split_callback(known_{name}, (void *)function, "{name}");',
+            f"    return thunks_{name}[slot];",
             "}",
             "",
         ]
@@ -86,7 +88,7 @@ def stub_source(table: Table) -> str:
         "}",
         "",
     ]
-    parts += [_callback(table, callback) for callback in table.callbacks.values()]
+    parts += [_callback(callback) for callback in table.callbacks.values()]
     parts += [_stub(table, function, index) for index, function in enumerate(table.functions)]
     return "\n".join(parts)
 
