@@ -21,6 +21,7 @@ CLASS_64, LITTLE, X86_64 = 2, 1, 62
 LIST_LIMIT = 30.0
 """Seconds for ld.so to list what a program needs; it takes milliseconds."""
 
+MISSING = re.compile(r"error while loading shared libraries: (\S+): cannot open")
 LISTED = re.compile(r"(?:=> )?(?P<path>/\S+) \(0x[0-9a-f]+\)$")
 
 
@@ -114,7 +115,8 @@ def needs(program: Program, library_path: str = "") -> int:
     except OSError as exc:
         raise ConfigurationError(f"{program.interpreter} can't be run: {exc.strerror}") from exc
     lines = [line.strip() for line in (done.stdout + done.stderr).splitlines()]
-    missing = sorted({line.partition(" =>")[0] for line in lines if line.endswith("not found")})
+    missing = [line.partition(" =>")[0] for line in lines if line.endswith("not found")]
+    missing += [match[1] for line in lines if (match := MISSING.search(line))]
     if missing:
         raise ConfigurationError(
             f"{program.path}: missing library: {', '.join(missing)}; install it or name its folder "

@@ -8,17 +8,19 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from flyt.split import build, prototypes
 from flyt.split.halves import Half
+from flyt.split.launch import prepare
+from flyt.split.layout import Window
 
 NATIVE = Path(__file__).with_name("native")
-LIMIT = 60.0
-"""Seconds that a program may run; each takes far less than one."""
+LIMIT = 30.0
+"""Seconds that a program may run; each takes a few at most."""
 
 REQUIRED = "FLYT_TEST_REQUIRE_SPLIT"
 """Set where a skip for lack of a compiler or of an MPI would hide that nothing is tested."""
@@ -32,12 +34,16 @@ def missing(what: str) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def native_tools() -> None:
+def native_tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Compiled pieces go to a cache of the tests' own; lack of tools skips, or fails in CI."""
     if not shutil.which("gcc") or not shutil.which("g++"):
         missing("no gcc or no g++ here")
     flags = re.search(r"^flags\s*:.*$", Path("/proc/cpuinfo").read_text(), re.M)
     if os.uname().machine != "x86_64" or flags is None or "fsgsbase" not in flags[0].split():
         missing("no x86-64 with FSGSBASE")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 class Bench:
@@ -93,21 +99,51 @@ def bench(tmp_path_factory: pytest.TempPathFactory, native_tools: None) -> Bench
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
+def threads_of(pid: int) -> str:
+    """Where each thread of a process that hangs is: what it waits in, its masks."""
+    found = []
+    for task in sorted(Path(f"/proc/{pid}/task").iterdir()):
+        status = (task / "status").read_text()
+        lines = re.findall(r"^(?:Name|State|SigPnd|SigBlk):.*$", status, re.M)
+        found += [f"{task.name} {(task / 'syscall').read_text().strip()} {lines}"]
+    return "\n".join(found)
+
+
+def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    """Wait for a program; one that hangs fails the test and says where."""
+    try:
+        output, errors = process.communicate(timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        where = threads_of(process.pid)
+        maps = Path(f"/proc/{process.pid}/maps").read_text()
+        process.kill()
+        output, errors = process.communicate(timeout=LIMIT)
+        pytest.fail(f"it hangs:\n{where}\n{maps}\n{output}\n{errors}", pytrace=False)
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
 @pytest.fixture
 def run(bench: Bench) -> Run:
-    """``run(program, *arguments, options=(), env=None)``: under ``flyt split run``."""
+    """``run(program, *arguments, windows=None, env=None)``: as ``flyt split run`` starts it."""
 
     def start(
         program: Path | str,
         *arguments: str,
-        options: Sequence[str] = (),
+        halves: Sequence[Half] = (),
+        windows: dict[str, str] | None = None,
         env: dict[str, str] | None = None,
         before: Sequence[str] = (),
     ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*before, *bench.command(program, *arguments, options=options)],
-            capture_output=True, text=True, check=False, timeout=LIMIT,
-            env={**os.environ, **(env or {})}, stdin=subprocess.DEVNULL,
+        prepared = prepare(
+            [*bench.halves.values(), *halves],
+            [str(program), *arguments],
+            windows={name: Window.parse(text) for name, text in (windows or {}).items()},
+        )
+        process = subprocess.Popen(
+            [*before, *prepared.command],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
+            env={**prepared.environment, **(env or {})},
         )  # fmt: skip
+        return finish(process)
 
     return start

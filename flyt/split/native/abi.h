@@ -82,6 +82,7 @@ struct split_upper {
     uint64_t robust_list, robust_size;
     uint64_t rseq, rseq_size, rseq_signature;
     uint64_t restarts; /* how often its state has been restarted */
+    void (*exit)(int code); /* its libc's: a lower half that calls exit ends the whole program */
 };
 
 struct split_info {

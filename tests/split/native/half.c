@@ -83,12 +83,12 @@ void LOWER(print)(const char *text) { printf("%s", text); /* not flushed: the ex
 int LOWER(visit)(int (*function)(int, void *), int value, void *data) {
     int before = side_local();
     int result = function(value, data);
-    return side_local() == before + 1 ? result : -1;
+    return side_local() > before ? result : -1; /* still its own TLS */
 }
 int LOWER(spin)(volatile int *until) {
     errno = 77;
     while (!*until)
-        usleep(1000);
+        continue; /* no system call that would set errno */
     return errno;
 }
 struct call {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The ordered exit: after the upper half's own, each lower half's main returns, so that its
- * destructors run and its output is written; the half that was loaded last comes first.
+ * destructors run and its output is written; the half that was loaded last comes first. A lower
+ * half that calls exit itself is the first to end, then the upper half, then the others.
  */
 #include <sys/syscall.h>
 
@@ -32,6 +33,12 @@ void leave_from(unsigned half, int code) {
         leaver = mine ? mine : threads_new();
     }
     left |= 1u << half;
+    if (!(left & 1u << SPLIT_UPPER) && info.upper.exit && leaver->fs[SPLIT_UPPER]) {
+        /* A lower half called exit: the upper half's destructors run and come back by exit_group. */
+        left |= 1u << SPLIT_UPPER;
+        split_set_fs(leaver->fs[SPLIT_UPPER]);
+        info.upper.exit(exit_code);
+    }
     for (unsigned next = info.halves; --next > SPLIT_UPPER;) {
         uint64_t unused;
         if (left & 1u << next || !info.half[next].published)

@@ -30,6 +30,7 @@ __attribute__((constructor(101))) static void find_loader(void) {
         _exit(126);
     }
     flyt_split_info = info;
+    info->upper.exit = exit;
 }
 
 unsigned flyt_split_find(const char *name, uint64_t digest) {
