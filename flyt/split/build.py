@@ -41,7 +41,7 @@ SHARED = (
 )  # fmt: skip
 """Stubs change FS half-way: no stack protector, and nothing bound at the first call."""
 
-LOWER = (*BASE, "-fPIE", "-pie", "-pthread", "-rdynamic", "-Wl,-z,now")
+LOWER = (*BASE, "-fPIE", "-pie", "-fno-stack-protector", "-pthread", "-rdynamic", "-Wl,-z,now")
 
 
 def compiler() -> list[str]:

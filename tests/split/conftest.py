@@ -33,6 +33,11 @@ def missing(what: str) -> None:
     pytest.skip(what)
 
 
+@pytest.fixture(scope="session")
+def missing_tool() -> Callable[[str], None]:
+    return missing
+
+
 @pytest.fixture(scope="session", autouse=True)
 def native_tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Compiled pieces go to a cache of the tests' own; lack of tools skips, or fails in CI."""
