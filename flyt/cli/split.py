@@ -10,7 +10,8 @@ from typing import NoReturn
 import click
 
 from flyt.errors import ConfigurationError, FlytError
-from flyt.split import build, halves, launch, maps, prototypes
+from flyt.split import build, halves, launch, maps, prototypes, request
+from flyt.split.image import read as read_image
 from flyt.split.layout import Window
 
 PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -61,6 +62,36 @@ def run(
     except FlytError as exc:
         give_up(exc)
     prepared.execute()
+
+
+@split.command()
+@click.option("--half", "lower", multiple=True, help="As for run: the same lower halves.")
+@click.option("--window", multiple=True, help="NAME=0xBASE:SIZE of a lower half.")
+@click.option("--image", default=launch.IMAGE, help="Where further checkpoints go.")
+@click.argument("saved")
+def restart(lower: tuple[str, ...], window: tuple[str, ...], image: str, saved: str) -> None:
+    """Continue the program of the image SAVED over fresh lower halves; {rank} is the MPI rank."""
+    try:
+        prepared = launch.prepare_restart(
+            [halves.find(text) for text in lower],
+            read_image(saved.replace("{rank}", launch.rank())),
+            windows=windows_from(window),
+            image=image,
+        )
+    except FlytError as exc:
+        give_up(exc)
+    prepared.execute()
+
+
+@split.command()
+@click.option("--limit", default=60.0, help="Seconds to wait for the image.")
+@click.argument("pid", type=int)
+def checkpoint(limit: float, pid: int) -> None:
+    """Ask a running process for a checkpoint at its next call of a lower half, and wait for it."""
+    try:
+        click.echo(request.checkpoint(pid, limit))
+    except FlytError as exc:
+        give_up(exc)
 
 
 @split.command(name="maps")

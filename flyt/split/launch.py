@@ -14,6 +14,7 @@ from typing import NoReturn
 from flyt.errors import ConfigurationError
 from flyt.split import build, elf, layout
 from flyt.split.halves import Half
+from flyt.split.image import Image
 
 VARIABLE = "LHINFO_PTR"
 PRESET = "0xffffffffffffffff"
@@ -75,7 +76,7 @@ def prepare(
     windows: Mapping[str, layout.Window] | None = None,
     stubs: Sequence[Path] = (),
     image: str = IMAGE,
-    restart: str = "",
+    restart: Image | None = None,
 ) -> Launch:
     """Check everything and write the loader's command line.
 
@@ -92,7 +93,7 @@ def prepare(
     image
         Where a checkpoint goes; ``{rank}`` stands for the MPI rank.
     restart
-        The image to take the upper half's state from; else it starts at its beginning.
+        The image to take the upper half's state from; `prepare_restart` says what fits it.
 
     Raises
     ------
@@ -120,14 +121,52 @@ def prepare(
         window = chosen[half.name]
         options += ["--half", half.name, f"{window.base:x}", f"{window.size:x}"]
         options += [f"{half.own_hints:d}", lower.interpreter, str(lower.path)]
-    upper = _program("the program", command[0])
-    if not restart:  # what a restart needs of it is in the image
+    if restart is None:
+        upper = _program("the program", command[0])
         needed[layout.UPPER] = elf.needs(upper, library_path) + _stack()
+        source = [upper.interpreter, library_path, str(upper.path)]
+    else:
+        source = ["", "", restart.path]  # program and libraries are in the image
     layout.check(chosen, needed)
     window, arena = chosen[layout.UPPER], chosen[layout.ARENA]
     words = [str(build.loader()), "--upper", f"{window.base:x}", f"{window.size:x}"]
-    words += [upper.interpreter, library_path, str(upper.path), *options]
+    words += [*source, *options]
     words += ["--arena", f"{arena.base:x}", f"{arena.size:x}"]
     words += ["--image", os.path.abspath(image.replace("{rank}", rank()))]
-    words += ["--restart", restart] if restart else []
+    words += ["--restart", restart.path] if restart else []
     return Launch([*words, "--", *command], {**os.environ, VARIABLE: PRESET})
+
+
+def prepare_restart(
+    halves: Sequence[Half],
+    saved: Image,
+    *,
+    windows: Mapping[str, layout.Window] | None = None,
+    image: str = IMAGE,
+) -> Launch:
+    """Check everything and write the loader's command line for a restart.
+
+    The upper half and the arena of device memory lie where they lay; `windows` places lower halves.
+
+    Raises
+    ------
+    ConfigurationError
+        As `prepare`; or the image was made over other lower halves.
+    """
+    fixed = {layout.UPPER: saved.upper, layout.ARENA: saved.arena}
+    if set(windows or {}) & set(fixed):
+        raise ConfigurationError(
+            "a restart can't move the upper half or the arena: pointers to them are in the image"
+        )
+    given = {half.name: half for half in halves}
+    if set(given) != set(saved.halves):
+        raise ConfigurationError(
+            f"{saved.path} was made over the lower halves {', '.join(saved.halves)}: name these"
+        )
+    return prepare(
+        [given[name] for name in saved.halves],  # in the image's order: stubs know them by number
+        [os.path.basename(saved.path)],
+        windows={**fixed, **(windows or {})},
+        image=image,
+        restart=saved,
+    )
