@@ -99,7 +99,12 @@ def test_without_the_preset_variable_nothing_starts(bench):
         if value is None:
             del environment[VARIABLE]
         done = subprocess.run(
-            prepared.command, env=environment, capture_output=True, text=True, timeout=60
+            prepared.command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
         assert done.returncode == 2
         assert f"{VARIABLE} must be preset to {PRESET}" in done.stderr
@@ -108,7 +113,7 @@ def test_without_the_preset_variable_nothing_starts(bench):
 def test_a_program_started_alone_says_how_to_start_it(bench):
     path = ":".join(str(p.parent) for p in [*bench.stubs, build.upper_library()])
     done = subprocess.run(
-        [bench.program("smoke.c")], capture_output=True, text=True, timeout=60,
+        [bench.program("smoke.c")], capture_output=True, text=True, timeout=60, check=False,
         env={**os.environ, "LD_LIBRARY_PATH": path},
     )  # fmt: skip
     assert done.returncode == 126
@@ -120,7 +125,12 @@ def test_a_stub_without_its_half_is_refused(bench):
     stubs = [half.stubs[0] for half in bench.halves.values()]
     prepared = prepare([one], [str(bench.program("smoke.c"))], stubs=stubs)
     done = subprocess.run(
-        prepared.command, env=prepared.environment, capture_output=True, text=True, timeout=60
+        prepared.command,
+        env=prepared.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 126
     assert "calls the lower half two, which is not loaded" in done.stderr
@@ -131,7 +141,12 @@ def test_a_half_of_another_table_is_refused(bench, tmp_path):
     stubs = [half.stubs[0] for half in bench.halves.values()]
     prepared = prepare(halves, [str(bench.program("smoke.c"))], stubs=stubs)
     done = subprocess.run(
-        prepared.command, env=prepared.environment, capture_output=True, text=True, timeout=60
+        prepared.command,
+        env=prepared.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 126
     assert "of different tables of prototypes" in done.stderr

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Works on memory of all kinds and on device memory; is checkpointed, killed, restarted.
  *
- *   keeps IMAGE PAUSES [signal]    each pause: a checkpoint, then "ready N" and a line of input
+ *   keeps IMAGE PAUSES [signal|stop]    each pause: a checkpoint, "ready N", a line of input
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -46,7 +46,7 @@ static void change(int rounds) {
             continue;
         }
         slot[i].size = 1 + next() % (3 * MIB);
-        slot[i].host = malloc(slot[i].size);
+        slot[i].host = calloc(1, slot[i].size);
         for (size_t at = 0; at < slot[i].size; at += 4)
             slot[i].host[at] = (unsigned char)next();
         if (cudaMalloc((void **)&slot[i].device, slot[i].size) ||
@@ -87,11 +87,24 @@ static void tls_works(void) {
     pthread_mutexattr_init(&kind), pthread_mutexattr_settype(&kind, PTHREAD_MUTEX_RECURSIVE);
     pthread_mutex_init(&lock, &kind);
     int taken = pthread_mutex_lock(&lock) == 0 && pthread_mutex_lock(&lock) == 0;
-    printf("tls %d errno %d recursive %d cpu %d\n", local, errno, taken, sched_getcpu() >= 0);
+    int on_its_cpu = 1, before = errno; /* rseq, which sched_getcpu reads, is registered again */
+    cpu_set_t all, one;
+    sched_getaffinity(0, sizeof all, &all);
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (!CPU_ISSET(cpu, &all))
+            continue;
+        CPU_ZERO(&one);
+        CPU_SET(cpu, &one);
+        sched_setaffinity(0, sizeof one, &one);
+        on_its_cpu &= sched_getcpu() == cpu;
+    }
+    sched_setaffinity(0, sizeof all, &all);
+    printf("tls %d errno %d recursive %d cpu %d\n", local, before, taken, on_its_cpu);
 }
 
 int main(int argc, char **argv) {
-    int pauses = atoi(argv[2]), by_signal = argc > 3, rank = 0, size = 1;
+    int pauses = atoi(argv[2]), by_signal = argc > 3 && !strcmp(argv[3], "signal"),
+        stops = argc > 3 && !strcmp(argv[3], "stop"), rank = 0, size = 1;
     double volatile angle = 0.5;
     char line[64];
     setlocale(LC_ALL, "");
@@ -132,19 +145,25 @@ int main(int argc, char **argv) {
                 cudaDeviceSynchronize();
                 go = select(1, &set, NULL, NULL, &moment) > 0;
             }
-        if (!restarted && !fgets(line, sizeof line, stdin))
+        if (!restarted && (stops || !fgets(line, sizeof line, stdin))) {
+#ifdef WITH_MPI
+            MPI_Finalize(); /* a launcher ends all ranks when one ends without */
+            return 0;
+#endif
             return 4;
+        }
         printf("wrong %d\n", wrong());
         change(50);
     }
     mprotect(guard, 64 * MIB, PROT_READ);
     raise(SIGUSR1);
-    printf("guard '%s' handled %d sin %.6f pid %d\n", guard + 5 * MIB, handled, sin(angle), getpid() > 0);
+    printf("guard '%s' handled %d sin %.6f\n", guard + 5 * MIB, handled, sin(angle));
 #ifdef WITH_MPI
     long one = rank + 1, sum = 0;
     MPI_Allreduce(&one, &sum, 1, MPI_LONG, MPI_SUM, MPI_COMM_WORLD);
     printf("sum %ld\n", sum);
     MPI_Finalize();
+    return 0;
 #endif
     for (int i = 0; i < SLOTS; i++)
         cudaFree(slot[i].device);

@@ -247,6 +247,11 @@ int image_write(const char *path, uint64_t resume_at) {
         result = write_all(resume_at, mask);
         if (!result) /* whole or not at all: the last good image stays until then */
             result = (int)sys4(SYS_renameat, AT_FDCWD, partial, AT_FDCWD, target);
+        if (problem == -EFBIG) { /* the error is the answer, not the signal that came with it */
+            struct timespec none = {0, 0};
+            uint64_t too_large = 1ull << (SIGXFSZ - 1);
+            sys4(SYS_rt_sigtimedwait, &too_large, 0, &none, 8);
+        }
         sys4(SYS_rt_sigprocmask, SIG_SETMASK, &mask, 0, 8);
     }
     sys1(SYS_close, memory), sys1(SYS_close, pages);
