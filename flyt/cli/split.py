@@ -11,6 +11,7 @@ import click
 
 from flyt.errors import ConfigurationError, FlytError
 from flyt.split import build, halves, launch, maps, prototypes, request
+from flyt.split.cost import measure
 from flyt.split.image import read as read_image
 from flyt.split.layout import Window
 
@@ -106,6 +107,19 @@ def show_maps(pid: int) -> None:
     click.echo(f"record at {record:#x}")
     for one in found:
         click.echo(f"{one.owner:<15} {one.start:012x}-{one.end:012x} {one.rights} {one.name}")
+
+
+@split.command()
+def cost() -> None:
+    """Measure a crossing and the trapped system calls, in nanoseconds."""
+    try:
+        found = measure()
+    except FlytError as exc:
+        give_up(exc)
+    click.echo(f"{'':<14}{'alone':>10}{'split':>10}")
+    for name, (alone, crossed) in found.items():
+        before = "-" if alone is None else f"{alone:.1f}"
+        click.echo(f"{name:<14}{before:>10}{crossed:>10.1f}")
 
 
 @split.command()

@@ -316,7 +316,11 @@ MPIRUN = {
 }
 
 
-@pytest.mark.parametrize(("first", "second"), [("openmpi", "mpich"), ("mpich", "openmpi")])
+PAIRS = [("openmpi", "openmpi"), ("openmpi", "mpich"), ("mpich", "openmpi")]
+"""Saved over one, restarted over the other; the handles in the program's memory are Flyt's."""
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
 def test_ranks_restart_over_either_mpi(bench, tmp_path, missing_tool, first, second):
     for tool in [*halves.MPI_COMPILERS.values(), *(words[0] for words in MPIRUN.values())]:
         if not shutil.which(tool):
@@ -339,14 +343,13 @@ def test_ranks_restart_over_either_mpi(bench, tmp_path, missing_tool, first, sec
     before = sorted(re.findall(r"rank (\d) of (\d) restarted 0 digest (\w+) same 1", done.stdout))
     assert [found[:2] for found in before] == [("0", "2"), ("1", "2")]
     assert before[0][2] != before[1][2]
-    for mpi in (second, first):
-        done = start(mpi, "restart", str(tmp_path / "image.{rank}"), name="further")
-        assert done.returncode == 0, done.stderr
-        again = re.findall(r"rank (\d) of (\d) restarted 1 digest (\w+) same 1", done.stdout)
-        assert sorted(again) == before
-        assert done.stdout.count("wrong 0\n") == 2
-        assert done.stdout.count("sum 3\n") == 2  # Allreduce over the new MPI
-
-    other = start(first, "restart", str(tmp_path / "image.1"), name="further")
-    assert other.returncode != 0
-    assert "the image is of rank 1 of 2, this process is rank 0 of 2" in other.stderr
+    done = start(second, "restart", str(tmp_path / "image.{rank}"), name="further")
+    assert done.returncode == 0, done.stderr
+    again = re.findall(r"rank (\d) of (\d) restarted 1 digest (\w+) same 1", done.stdout)
+    assert sorted(again) == before
+    assert done.stdout.count("wrong 0\n") == 2
+    assert done.stdout.count("sum 3\n") == 2  # Allreduce over the new MPI
+    if first == second:
+        other = start(first, "restart", str(tmp_path / "image.1"), name="further")
+        assert other.returncode != 0
+        assert "the image is of rank 1 of 2, this process is rank 0 of 2" in other.stderr

@@ -92,10 +92,16 @@ def test_the_real_runtime_is_refused_where_there_is_none(compiled):
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_under_mpirun(compiled, mpi, ranks):
     mpirun, name = MPIS[mpi]
+    program = str(compiled("ranks.c"))
+    if ranks == 2:  # as a user would; Python starts in each rank
+        command = [sys.executable, "-m", "flyt.cli.main", "split", "run"]
+        command += ["--half", "cuda", "--half", f"mpi={mpi}", program]
+        variables = environment()
+    else:
+        prepared = prepare([halves.find("cuda"), halves.find(f"mpi={mpi}")], [program])
+        command, variables = prepared.command, {**environment(), **prepared.environment}
     done = subprocess.run(
-        [*mpirun, "-n", str(ranks), sys.executable, "-m", "flyt.cli.main", "split", "run",
-         "--half", "cuda", "--half", f"mpi={mpi}", str(compiled("ranks.c"))],
-        env={**environment(), "FLYT_SPLIT_CUDA": "twin"},
+        [*mpirun, "-n", str(ranks), *command], env={**variables, "FLYT_SPLIT_CUDA": "twin"},
         capture_output=True, text=True, check=False, timeout=LIMIT,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
