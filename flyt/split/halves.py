@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,9 @@ from flyt.split.build import NATIVE, lower_half, stub_libraries
 
 MPI_COMPILERS = {"openmpi": "mpicc.openmpi", "mpich": "mpicc.mpich"}
 """As Debian's packages name them."""
+
+LAUNCHERS = {"openmpi": "OMPI_COMM_WORLD_RANK", "mpich": "PMI_RANK"}
+"""Variables that each MPI's mpirun sets; ranks over the other MPI would not find each other."""
 
 TABLES = {"cuda": NATIVE / "cuda.protos", "mpi": NATIVE / "mpi.protos"}
 
@@ -47,8 +51,14 @@ def _cuda(kind: str) -> Half:
     return Half("cuda", program, own_hints=True, stubs=_folders("cuda"))
 
 
+def _launched_by_another(kind: str) -> bool:
+    """Whether a launcher has started this process, and it is not this MPI's."""
+    launchers = {name for name, variable in LAUNCHERS.items() if variable in os.environ}
+    return bool(launchers) and kind not in launchers
+
+
 def _mpi(kind: str) -> Half:
-    kinds = [kind] if kind else list(MPI_COMPILERS)
+    kinds = [kind] if kind else sorted(MPI_COMPILERS, key=_launched_by_another)
     if kind and kind not in MPI_COMPILERS:
         raise ConfigurationError(f"no MPI is called {kind!r}: openmpi or mpich")
     for one in kinds:

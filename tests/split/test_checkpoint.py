@@ -79,6 +79,13 @@ class Process:
         self.process.kill()
         self.close()
 
+    def dispose(self) -> None:
+        self.process.kill()
+        self.process.wait(LIMIT)
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
     def close(self) -> int:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -98,8 +105,7 @@ def start():
 
     yield make
     for one in started:
-        if one.process.poll() is None:
-            one.kill()
+        one.dispose()
 
 
 def digests(lines: Sequence[str]) -> list[str]:

@@ -95,7 +95,7 @@ def test_ranks_under_mpirun(compiled, mpi, ranks):
     program = str(compiled("ranks.c"))
     if ranks == 2:  # as a user would; Python starts in each rank
         command = [sys.executable, "-m", "flyt.cli.main", "split", "run"]
-        command += ["--half", "cuda", "--half", f"mpi={mpi}", program]
+        command += ["--half", "cuda", "--half", "mpi", program]  # mpirun's own is taken
         variables = environment()
     else:
         prepared = prepare([halves.find("cuda"), halves.find(f"mpi={mpi}")], [program])

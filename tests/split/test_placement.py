@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shutil
+import struct
 import subprocess
 import sys
 
@@ -11,10 +12,38 @@ import pytest
 
 from flyt.errors import ConfigurationError
 from flyt.split import layout, maps
+from flyt.split.cost import measure
 from flyt.split.launch import prepare
 from flyt.split.layout import GIB, TIB, Window, default_windows
 
 WINDOWS = {**default_windows(["one", "two"])}
+
+
+HALF = struct.Struct("<16s11Q")
+REGION = struct.Struct("<QQIi")
+REGIONS = 96
+RECORD = struct.Struct("<QIIQQQQ4096s7Q8Q")
+"""As abi.h declares them."""
+
+
+def record_of(pid: int, bench) -> dict[str, dict[str, object]]:
+    """What the record in the process's memory says of each lower half."""
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        at = maps.address_of_record(pid)
+        memory.seek(at)
+        magic, version, count, *_ = RECORD.unpack(memory.read(RECORD.size))
+        assert (magic.to_bytes(8, "little"), version, count) == (b"FLYTPLIT", 1, 3)
+        found = {}
+        for index in range(count):
+            memory.seek(at + RECORD.size + index * (HALF.size + REGIONS * REGION.size))
+            name, *words = HALF.unpack(memory.read(HALF.size))
+            regions = [REGION.unpack(memory.read(REGION.size)) for _ in range(words[10])]
+            found[name.rstrip(b"\0").decode()] = {
+                "window": Window(words[0], words[1]), "tls": words[2], "count": words[7],
+                "table": words[8], "resolver": words[9], "regions": [r[:3] for r in regions],
+            }  # fmt: skip
+    assert found.pop("upper")["window"] == WINDOWS["upper"]
+    return found
 
 
 def facts_of(text: str) -> dict[str, list[str]]:
@@ -93,6 +122,7 @@ def test_the_maps_command_shows_a_running_process(bench):
         assert process.stdout is not None
         assert process.stdin is not None
         assert process.stdout.readline() == "5 34\n"
+        record = record_of(process.pid, bench)
         shown = subprocess.run(
             [sys.executable, "-m", "flyt.cli.main", "split", "maps", str(process.pid)],
             capture_output=True, text=True, check=True, timeout=60,
@@ -107,6 +137,14 @@ def test_the_maps_command_shows_a_running_process(bench):
     assert lines[0].startswith("record at 0xf00")
     owners = {line.split()[0] for line in lines[1:]}
     assert owners == {"one", "two", "upper", "loader", "kernel"}
+    for name, half in record.items():
+        for what in ("tls", "table", "resolver"):
+            assert half[what] in WINDOWS[name], (name, what)
+        assert half["window"] == WINDOWS[name]
+        assert half["count"] == len(bench.tables[name].functions)
+        # ld.so, the program, libside and libc have four or more mappings each.
+        assert len(half["regions"]) >= 16
+        assert all(start in WINDOWS[name] for start, _, _ in half["regions"])
 
 
 def test_maps_refuses_another_process():
@@ -171,3 +209,10 @@ def test_a_window_s_text():
 
 def test_windows_of_many_halves_do_not_overlap():
     layout.check(default_windows([f"half{n}" for n in range(7)]), {})
+
+
+def test_the_cost_of_a_crossing_is_measured():
+    found = measure()
+    assert set(found) == {"call", "crossing", "getppid", "mmap_munmap"}
+    assert found["crossing"][0] is None
+    assert found["crossing"][1] > found["call"][1] > 0

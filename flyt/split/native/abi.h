@@ -51,7 +51,6 @@ struct split_published {
     uint64_t count;
     void *const *table;
     void *(*resolve)(const char *name); /* dlsym among its libraries */
-    const char *(*describe)(void);      /* what answers the calls, for `flyt split maps` */
     const char *(*save)(split_put put); /* at a checkpoint; NULL, or what forbids it */
     const char *(*restore)(split_get get);
     struct split_mail *mail;

@@ -26,7 +26,6 @@ const char *lower_start(void) {
     setenv("SIDE_PRINTS", TEXT(HALF), 1);
     return getenv("HALF_FAILS");
 }
-const char *lower_describe(void) { return "the tests' half " TEXT(HALF); }
 
 static long kept = 5; /* state that a checkpoint takes along */
 const char *lower_save(split_put put) {

@@ -94,8 +94,8 @@ struct split_thread *threads_adopt(unsigned half) {
 }
 
 void threads_release(struct split_thread *thread) {
-    if (!thread || thread == &info.thread[0])
-        return;
+    if (!thread || thread == &info.thread[0] || sys0(SYS_getpid) != own_pid)
+        return; /* a forked child has none of the threads that lend */
     split_set_gs(NULL);
     for (unsigned half = 0; half < SPLIT_HALVES; half++) {
         if (half != SPLIT_UPPER && thread->fs[half]) {

@@ -92,6 +92,6 @@ int main(void) {
 
     static struct split_published published;
     published = (struct split_published){lower_digest, lower_count, lower_table, resolve,
-                                         lower_describe, lower_save, lower_restore, &mail};
+                                         lower_save, lower_restore, &mail};
     return info->publish(&published);
 }

@@ -9,7 +9,6 @@ extern const struct split_info *split_info; /* the loader's record, from LHINFO_
 
 /* Before the functions are published; NULL, or why the half can't serve. */
 const char *lower_start(void);
-const char *lower_describe(void);
 const char *lower_save(split_put put);
 const char *lower_restore(split_get get);
 

@@ -2,7 +2,6 @@
 /* The lower half mpi: compiled by an MPI's own mpicc, it turns Flyt's constants into that MPI's. */
 #include <mpi.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "lower.h"
 
@@ -103,14 +102,6 @@ int lower_MPI_Allreduce(const void *from, void *to, int count, int type, int op,
 int lower_MPI_Get_library_version(char *version, int *length) { return MPI_Get_library_version(version, length); }
 
 const char *lower_start(void) { return NULL; }
-
-const char *lower_describe(void) {
-    static char version[MPI_MAX_LIBRARY_VERSION_STRING];
-    int length;
-    MPI_Get_library_version(version, &length);
-    version[strcspn(version, ",\n")] = 0;
-    return version;
-}
 
 const char *lower_save(split_put put) {
     put(&state, sizeof state);

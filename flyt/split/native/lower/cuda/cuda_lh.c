@@ -203,8 +203,6 @@ const char *lower_start(void) {
     return NULL;
 }
 
-const char *lower_describe(void) { return device->describe(); }
-
 static char chunk[CHUNK];
 
 static int move(uint64_t at, uint64_t size, split_put put, split_get get) {

@@ -24,7 +24,6 @@ struct registration {
 };
 
 struct device {
-    const char *(*describe)(void);
     int (*map)(void *at, size_t size); /* whole grains, at this address or not at all */
     int (*unmap)(void *at, size_t size);
     int (*copy)(void *to, const void *from, size_t size, int kind);

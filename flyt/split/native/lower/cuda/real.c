@@ -75,8 +75,6 @@ static struct {
 #define MODULES 1024
 static void **handles[MODULES]; /* the runtime's, by the number that the upper half has */
 
-static const char *describe(void) { return "the CUDA runtime"; }
-
 static int map(void *at, size_t size) {
     unsigned long long got = 0, memory = 0, wanted = (unsigned long long)at;
     properties kind = {.type = 1, .where = {1, 0}};
@@ -181,7 +179,7 @@ const struct device *real_device(const char **why_not) {
         return NULL;
     }
     device = (struct device){
-        describe, map, unmap, cuda.cudaMemcpy, cuda.cudaMemset, cuda.cudaDeviceSynchronize, cuda.cudaGetDeviceCount,
+        map, unmap, cuda.cudaMemcpy, cuda.cudaMemset, cuda.cudaDeviceSynchronize, cuda.cudaGetDeviceCount,
         cuda.cudaGetDevice, cuda.cudaSetDevice, enroll, dismiss, init_module, cuda.__cudaPushCallConfiguration,
         cuda.__cudaPopCallConfiguration, cuda.cudaLaunchKernel, get_kernel, launch_kernel, cuda.cudaGetSymbolAddress,
         cuda.cudaGetErrorName, cuda.cudaGetErrorString, last,

@@ -22,8 +22,6 @@ static int answer(int error) {
     return error;
 }
 
-static const char *describe(void) { return "host memory (no GPU)"; }
-
 static int map(void *at, size_t size) {
     void *got = mmap(at, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
     return answer(got == at ? 0 : CUDA_MEMORY_ALLOCATION);
@@ -146,6 +144,6 @@ static int last(int clear) {
 }
 
 const struct device twin = {
-    describe, map, unmap, copy, set, synchronise, count, get, choose, enroll, dismiss, init_module,
+    map, unmap, copy, set, synchronise, count, get, choose, enroll, dismiss, init_module,
     push, pop, launch, get_kernel, launch_kernel, symbol, name, text, last,
 };
