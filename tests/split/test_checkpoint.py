@@ -332,30 +332,41 @@ def test_ranks_restart_over_either_mpi(bench, tmp_path, missing_tool, first, sec
         if not shutil.which(tool):
             missing_tool(f"no {tool} here (Debian: openmpi-bin, libopenmpi-dev, mpich)")
     program = compile_program(bench, mpi=True, name="keeps-mpi")
-    flyt = [sys.executable, "-m", "flyt.cli.main", "split"]
-    env = {**os.environ, "FLYT_SPLIT_CUDA": "twin", "OMPI_MCA_mpi_yield_when_idle": "1",
-           "OMPI_MCA_btl": "self,vader"}  # fmt: skip
+    images = [str(tmp_path / f"image.{rank}") for rank in range(2)]
 
-    def start(mpi: str, *words: str, name: str) -> subprocess.CompletedProcess[str]:
-        command = [*MPIRUN[mpi], "-n", "2", *flyt, words[0], "--half", "cuda", "--half"]
-        command += [f"mpi={mpi}", "--image", str(tmp_path / (name + ".{rank}")), *words[1:]]
+    def start(mpi: str, launches: Sequence[Launch]) -> subprocess.CompletedProcess[str]:
+        words: list[str] = []
+        for launch in launches:  # one rank each; a colon begins the next
+            words += [*([":"] if words else []), "-n", "1", *launch.command]
+        env = {**launches[0].environment, "FLYT_SPLIT_CUDA": "twin",
+               "OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_btl": "self,vader"}  # fmt: skip
         return subprocess.run(
-            command, env=env, capture_output=True, text=True, timeout=90, check=False,
-            stdin=subprocess.DEVNULL,
+            [*MPIRUN[mpi], *words], env=env, capture_output=True, text=True, timeout=90,
+            check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
-    done = start(first, "run", str(program), "x", "1", "stop", name="image")
+    lower = [halves.find("cuda"), halves.find(f"mpi={first}")]
+    done = start(first, [prepare(lower, [str(program), "x", "1", "stop"], image=i) for i in images])
     assert done.returncode == 0, done.stderr
     before = sorted(re.findall(r"rank (\d) of (\d) restarted 0 digest (\w+) same 1", done.stdout))
     assert [found[:2] for found in before] == [("0", "2"), ("1", "2")]
     assert before[0][2] != before[1][2]
-    done = start(second, "restart", str(tmp_path / "image.{rank}"), name="further")
+    lower = [halves.find("cuda"), halves.find(f"mpi={second}")]
+    launches = [prepare_restart(lower, image.read(i)) for i in images]
+    done = start(second, launches)
     assert done.returncode == 0, done.stderr
     again = re.findall(r"rank (\d) of (\d) restarted 1 digest (\w+) same 1", done.stdout)
     assert sorted(again) == before
     assert done.stdout.count("wrong 0\n") == 2
     assert done.stdout.count("sum 3\n") == 2  # Allreduce over the new MPI
     if first == second:
-        other = start(first, "restart", str(tmp_path / "image.1"), name="further")
+        other = start(first, launches[::-1])
         assert other.returncode != 0
-        assert "the image is of rank 1 of 2, this process is rank 0 of 2" in other.stderr
+        expected = "the image is of rank {} of 2, this process is rank {} of 2"
+        assert expected.format(1, 0) in other.stderr or expected.format(0, 1) in other.stderr
+
+
+def test_the_rank_names_the_image(bench, tmp_path, monkeypatch):
+    monkeypatch.setenv("PMI_RANK", "3")
+    launch = prepare([], [sys.executable], image=str(tmp_path / "state.{rank}"))
+    assert launch.command[launch.command.index("--image") + 1] == f"{tmp_path}/state.3"
