@@ -108,7 +108,7 @@ def make(
             done = subprocess.run(
                 words, capture_output=True, text=True, timeout=COMPILE_LIMIT, check=False
             )
-        except OSError as exc:
+        except (OSError, subprocess.TimeoutExpired) as exc:
             raise ConfigurationError(f"{command[0]} can't be run: {exc}") from exc
         if done.returncode:
             raise ConfigurationError(f"{shlex.join(command)} failed:\n{done.stderr.strip()}")

@@ -112,8 +112,8 @@ def needs(program: Program, library_path: str = "") -> int:
             [program.interpreter, *option, "--list", str(program.path)],
             capture_output=True, text=True, check=False, timeout=LIST_LIMIT,
         )  # fmt: skip
-    except OSError as exc:
-        raise ConfigurationError(f"{program.interpreter} can't be run: {exc.strerror}") from exc
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise ConfigurationError(f"{program.interpreter} can't be run: {exc}") from exc
     lines = [line.strip() for line in (done.stdout + done.stderr).splitlines()]
     missing = [line.partition(" =>")[0] for line in lines if line.endswith("not found")]
     missing += [match[1] for line in lines if (match := MISSING.search(line))]

@@ -4,6 +4,8 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -101,5 +103,27 @@ int LOWER(stray)(int (*function)(int, void *)) {
     pthread_t thread;
     struct call call = {function};
     return pthread_create(&thread, NULL, stray, &call) || pthread_join(thread, NULL);
+}
+static void *idle(void *unused) {
+    for (;;)
+        pause(); /* with every signal open */
+    return unused;
+}
+int LOWER(background)(void) {
+    pthread_t thread;
+    return pthread_create(&thread, NULL, idle, NULL) || pthread_detach(thread);
+}
+static volatile int *volatile nowhere;
+static void raise_fault(void) { *nowhere = 1; }
+static sigjmp_buf out;
+static void on_fault(int number) { siglongjmp(out, number); }
+int LOWER(fault)(void) { /* this half's own handler, whatever the program has installed */
+    struct sigaction action = {.sa_handler = on_fault}, before;
+    sigaction(SIGSEGV, &action, &before);
+    int number = sigsetjmp(out, 1);
+    if (!number)
+        raise_fault();
+    sigaction(SIGSEGV, &before, NULL);
+    return number == SIGSEGV && before.sa_handler == SIG_DFL; /* nor does it see the program's */
 }
 void LOWER(leave)(int code) { exit(code); }

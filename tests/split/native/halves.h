@@ -24,6 +24,8 @@ extern "C" {
     int h##_visit(int (*)(int, void *), int, void *);                                              \
     int h##_spin(volatile int *);                                                                  \
     int h##_stray(int (*)(int, void *));                                                           \
+    int h##_background(void);                                                                      \
+    int h##_fault(void);                                                                           \
     void h##_leave(int);
 HALF(one)
 HALF(two)

@@ -97,6 +97,28 @@ int main(void) {
     }
     printf("after_jump mine %d two %d\n", mine, two_add(1, 1));
 
+    /* A signal that only a thread of a lower half's own lets in comes to the main thread. */
+    sigset_t usr1;
+    sigemptyset(&usr1), sigaddset(&usr1, SIGUSR1);
+    action.sa_sigaction = on_alarm;
+    sigaction(SIGUSR1, &action, NULL);
+    one_background();
+    sigprocmask(SIG_BLOCK, &usr1, NULL);
+    handled = local_in_handler = 0;
+    kill(getpid(), SIGUSR1);
+    usleep(50000);
+    int early = handled;
+    sigprocmask(SIG_UNBLOCK, &usr1, NULL);
+    for (int i = 0; i < 1000 && !handled; i++)
+        usleep(1000);
+    printf("sent_on early %d handled %d mine %d\n", early, handled == SIGUSR1, local_in_handler);
+
+    signal(SIGSEGV, jump);
+    int lower_fault = one_fault(), upper_fault = sigsetjmp(out, 1);
+    if (!upper_fault)
+        *(volatile int *)8 = 1;
+    printf("faults %d %d mine %d\n", lower_fault, upper_fault == SIGSEGV, mine);
+
     in_child("child_that_calls", call_half);
     in_child("child_that_does_not", nothing);
     in_child("child_that_faults", fault);
