@@ -71,6 +71,7 @@ def test_cuda_over_its_twin(compiled):
         "unknown 98 cudaErrorInvalidDeviceFunction",
         "cleared 0",
         "freed 0 twice 1 null 0",
+        "last 2 0; 2 2 2 0",
         "kind 21 outside 1 empty 0 large 2",
     ]
     assert done.returncode == 0

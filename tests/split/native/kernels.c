@@ -56,6 +56,9 @@ int main(void) {
     int outside = cudaMemcpy(values, at, 4, cudaMemcpyDeviceToHost);
     int empty = cudaMemcpy(NULL, NULL, 0, cudaMemcpyDeviceToHost);
     int large = cudaMalloc((void **)&at, 1ul << 50);
+    int last = cudaGetLastError(), cleared = cudaGetLastError();
+    int again = cudaMalloc((void **)&at, 1ul << 50), peeked = cudaPeekAtLastError(), got = cudaGetLastError();
+    printf("last %d %d; %d %d %d %d\n", last, cleared, again, peeked, got, cudaGetLastError());
     printf("kind %d outside %d empty %d large %d\n", kind, outside, empty, large);
     return 0;
 }

@@ -25,6 +25,13 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct allocation *live;
 static struct registration registered[REGISTRATIONS];
 static int registered_count, modules;
+static _Thread_local int noted; /* the last error that is this file's, not the device's */
+
+static int answer(int error) {
+    if (error)
+        device->last(1), noted = error; /* the latest of both is the last */
+    return error;
+}
 
 /* --- memory --- */
 
@@ -57,12 +64,12 @@ int lower_cudaMalloc(void **pointer, size_t size) {
     uint64_t end = split_info->arena + split_info->arena_size, at = split_info->arena;
     struct allocation **place = &live;
     if (!pointer)
-        return CUDA_INVALID_VALUE;
+        return answer(CUDA_INVALID_VALUE);
     *pointer = NULL;
     if (!size)
         return 0;
     if (size > split_info->arena_size - GRAIN)
-        return CUDA_MEMORY_ALLOCATION;
+        return answer(CUDA_MEMORY_ALLOCATION);
     pthread_mutex_lock(&lock);
     uint64_t whole = (size + GRAIN - 1) & ~(GRAIN - 1);
     for (; *place && (*place)->at - at < whole; place = &(*place)->next)
@@ -71,7 +78,7 @@ int lower_cudaMalloc(void **pointer, size_t size) {
     pthread_mutex_unlock(&lock);
     if (!error)
         *pointer = (void *)at;
-    return error;
+    return answer(error);
 }
 
 int lower_cudaFree(void *pointer) {
@@ -86,7 +93,7 @@ int lower_cudaFree(void *pointer) {
             break;
         }
     pthread_mutex_unlock(&lock);
-    return error;
+    return answer(error);
 }
 
 int lower_cudaMemcpy(void *to, const void *from, size_t size, int kind) {
@@ -94,8 +101,16 @@ int lower_cudaMemcpy(void *to, const void *from, size_t size, int kind) {
 }
 int lower_cudaMemset(void *at, int value, size_t size) { return device->set(at, value, size); }
 int lower_cudaDeviceSynchronize(void) { return device->synchronise(); }
-int lower_cudaGetLastError(void) { return device->last(1); }
-int lower_cudaPeekAtLastError(void) { return device->last(0); }
+
+static int last_error(int clear) {
+    int error = device->last(clear), own = noted;
+    if (clear)
+        noted = 0;
+    return error ? error : own;
+}
+
+int lower_cudaGetLastError(void) { return last_error(1); }
+int lower_cudaPeekAtLastError(void) { return last_error(0); }
 const char *lower_cudaGetErrorName(int error) { return device->name(error); }
 const char *lower_cudaGetErrorString(int error) { return device->text(error); }
 int lower_cudaGetDeviceCount(int *count) { return device->count(count); }
