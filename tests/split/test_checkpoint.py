@@ -370,3 +370,35 @@ def test_the_rank_names_the_image(bench, tmp_path, monkeypatch):
     monkeypatch.setenv("PMI_RANK", "3")
     launch = prepare([], [sys.executable], image=str(tmp_path / "state.{rank}"))
     assert launch.command[launch.command.index("--image") + 1] == f"{tmp_path}/state.3"
+
+
+PYTHON = """
+import ctypes, subprocess, threading
+cuda, split = ctypes.CDLL("libcudart.so.13"), ctypes.CDLL("libflytsplit.so")
+done = []
+threads = [threading.Thread(target=done.append, args=(n,)) for n in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+said = subprocess.run(["echo", "child"], capture_output=True, text=True).stdout.strip()
+text, at = ctypes.create_string_buffer(b"device bytes"), ctypes.c_void_p()
+assert cuda.cudaMalloc(ctypes.byref(at), ctypes.c_size_t(12)) == 0
+assert cuda.cudaMemcpy(at, text, ctypes.c_size_t(12), 1) == 0
+restarted = split.flyt_split_checkpoint(None)
+back = ctypes.create_string_buffer(13)
+assert cuda.cudaMemcpy(back, at, ctypes.c_size_t(12), 2) == 0
+print(restarted, sorted(done), said, back.value.decode(), hex(at.value))
+"""
+
+
+def test_a_large_program_that_knows_nothing_of_this(tmp_path):
+    path = tmp_path / "image"
+    cuda = halves.find("cuda")
+    launch = prepare([cuda], [sys.executable, "-c", PYTHON], image=str(path))
+    said = "[0, 1, 2, 3] child device bytes 0x400000000000\n"
+    for restarted in range(2):
+        done = subprocess.run(
+            launch.command, env={**launch.environment, "FLYT_SPLIT_CUDA": "twin"},
+            capture_output=True, text=True, timeout=LIMIT, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (0, f"{restarted} {said}"), done.stderr
+        launch = prepare_restart([cuda], image.read(str(path)), windows=ELSEWHERE)
