@@ -402,3 +402,35 @@ def test_a_large_program_that_knows_nothing_of_this(tmp_path):
         )  # fmt: skip
         assert (done.returncode, done.stdout) == (0, f"{restarted} {said}"), done.stderr
         launch = prepare_restart([cuda], image.read(str(path)), windows=ELSEWHERE)
+
+
+TAKEN = {
+    "device": (
+        "400000000000",
+        "bytes of device memory can't be had at 0x400000000000 again: error 2",
+    ),
+    "memory": ("300000000000", "no restart: the program's memory at 0x300000000000 can't be had"),
+}
+
+
+@pytest.mark.parametrize("what", TAKEN)
+def test_addresses_that_are_taken_are_refused(bench, tmp_path, what):
+    path, library = tmp_path / "image", tmp_path / "libtaken.so"
+    bench.cc("-shared", "-fPIC", "-o", library, NATIVE / "taken.c")
+    program = compile_program(bench, name="keeps")
+    cuda = halves.find("cuda")
+    launch = prepare([cuda], [str(program), "x", "1", "stop"], image=str(path))
+    twin = {"FLYT_SPLIT_CUDA": "twin"}
+    subprocess.run(
+        launch.command, env={**launch.environment, **twin}, check=False, timeout=LIMIT,
+        stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    launch = prepare_restart([cuda], image.read(str(path)))
+    address, message = TAKEN[what]
+    done = subprocess.run(
+        launch.command, capture_output=True, text=True, check=False, timeout=LIMIT,
+        env={**launch.environment, **twin, "LD_PRELOAD": str(library), "TAKEN": address},
+    )  # fmt: skip
+    assert done.returncode == 126
+    assert done.stdout == ""
+    assert message in done.stderr
