@@ -25,9 +25,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "frontend": GROUND | {"rpc", "shm"},
     "backend": GROUND | {"rpc", "shm"},
     "ipc": GROUND,
+    "split": GROUND,
     **{face: GROUND | FACES | {"frontend"} for face in FACES},
     "bench": GROUND | FACES | {"rpc", "shm", "frontend"},
-    "cli": GROUND | FACES | {"rpc", "shm", "frontend", "backend", "testing", "bench", "ipc"},
+    "cli": GROUND
+    | FACES
+    | {"rpc", "shm", "frontend", "backend", "testing", "bench", "ipc", "split"},
     "testing": GROUND | FACES | {"rpc", "shm", "frontend", "backend"},
 }
 """Each room of the package and what it may import besides itself."""

@@ -11,6 +11,7 @@ from flyt.cli.demo import demo
 from flyt.cli.doctor import doctor
 from flyt.cli.ipc import ipc
 from flyt.cli.keygen import keygen
+from flyt.cli.split import split
 from flyt.cli.status import status
 
 
@@ -25,6 +26,7 @@ main.add_command(demo)
 main.add_command(doctor)
 main.add_command(ipc)
 main.add_command(keygen)
+main.add_command(split)
 main.add_command(status)
 
 if __name__ == "__main__":
