@@ -61,10 +61,10 @@ class Answers:
         self._say(result, payload)
 
     def tell(self) -> None:
-        """Tell all plain successes so far, in their order, a message for each unbroken row."""
+        """Tell all plain successes so far, a message for each unbroken row of numbers."""
         if not self._done:
             return
-        done, self._done = self._done, []
+        done, self._done = sorted(self._done), []
         start = 0
         while start < len(done):
             end = start + 1

@@ -153,9 +153,9 @@ class Holdings:
 
     def mark(self) -> None:
         """Mark where the streams are now that have brief work without a mark of its own. Those
-        that are through with it already are told at once."""
+        that are through with it already are told at once, unless others come first."""
         for stream in list(self._unmarked):
-            self._mark(stream, at_once=stream not in self._marks)
+            self._mark(stream, at_once=not self._marks)
 
     def mark_before(self, stream: SessionStream) -> None:
         """Something long comes next on the stream: brief work must not share its mark."""

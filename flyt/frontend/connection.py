@@ -15,7 +15,7 @@ from typing import Any
 import zmq
 
 from flyt.errors import CommandTimeout, DeviceError, ProtocolError
-from flyt.frontend.inflight import Command, InflightTable, Pending
+from flyt.frontend.inflight import Command, InflightTable, Pending, checked
 from flyt.frontend.lost import DEVICES_UNAVAILABLE, Lost
 from flyt.frontend.shield import ShieldedLock
 from flyt.frontend.streams import Event, Stream
@@ -58,17 +58,18 @@ class Connection:
         self.lost: Lost | None = None
         self._wire = Wire(context, endpoint, heartbeat_ms, keys)
         self._limit = max(heartbeat_ms, 1000) / 1000 if heartbeat_ms else math.inf
+        self._step = min(self._limit / 4, 1.0)
         self._credits = window
         self._sent = self._taken = 0
         self.calls = self.posts = 0
         self._deferred: DeviceError | None = None
         self._heard = time.monotonic()
-        self._pinged = 0.0
+        self._pinged = self._nudged = 0.0
         self._room = WaitingRoom(
             self.lock,
             self.inflight,
             self._wire,
-            step=min(self._limit / 4, 1.0),
+            step=self._step,
             look=self._look,
             drain=self._drain,
         )
@@ -161,9 +162,10 @@ class Connection:
         before = self._wire.published
         try:
             sent = self._wire.send(frames)
-        except KeyboardInterrupt:  # by another thread's signal, which the lock does not hold back
+        except BaseException:  # a handler's, of a signal that another thread got: see the shield
             if self._wire.published == before:
                 self.inflight.succeed(pending.id)
+                self._sent -= 1
             raise
         if not sent:
             self._drain()
@@ -189,14 +191,7 @@ class Connection:
         self.wait(pending)
         return self.checked(pending)
 
-    @staticmethod
-    def checked(pending: Pending) -> Pending:
-        """The answered command, or its error raised."""
-        if 0 < pending.status < min(m.Status):
-            raise DeviceError(pending.status, pending.text or pending.name)
-        if pending.status == m.Status.PROTOCOL:
-            raise ProtocolError(f"the backend refused {pending.name}: {pending.text}")
-        return pending
+    checked = staticmethod(checked)
 
     # --- waiting ---
 
@@ -315,6 +310,11 @@ class Connection:
         with self.lock:
             self._drain()
             self._check()
+            # Who only ever asks sleeps nowhere: a wake-up that was lost is made good here.
+            now = time.monotonic()
+            if len(self.inflight) and now - max(self._heard, self._nudged) > self._step:
+                self._nudged = now
+                self._wire.nudge()
 
     def raise_deferred(self) -> None:
         """Report the error of an earlier post, once, as CUDA reports asynchronous errors."""

@@ -9,6 +9,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from flyt.errors import DeviceError, ProtocolError
+from flyt.rpc.messages import Status
+
 
 class Command(Protocol):
     """Any message of `flyt.rpc.messages` that a session answers."""
@@ -152,3 +155,17 @@ class InflightTable:
             return "nothing was in flight"
         shown = ", ".join(lines[:4]) + (f" and {len(lines) - 4} more" if len(lines) > 4 else "")
         return f"in flight: {shown}"
+
+
+def checked(pending: Pending) -> Pending:
+    """The answered command, or its error raised.
+
+    Raises
+    ------
+    DeviceError, ProtocolError
+    """
+    if 0 < pending.status < min(Status):
+        raise DeviceError(pending.status, pending.text or pending.name)
+    if pending.status == Status.PROTOCOL:
+        raise ProtocolError(f"the backend refused {pending.name}: {pending.text}")
+    return pending

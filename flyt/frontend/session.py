@@ -300,8 +300,9 @@ class Session:
             # What is in flight may end in an error, which comes by the ring. The backend wipes that
             # once it has read the goodbye, whether or not this side has looked.
             self.connection.settle(deadline)
-            self.connection.submit(m.Bye)
-            self.connection.settle(deadline)
+            if self.connection.has_credit():  # else the end of the connection has to say it
+                self.connection.submit(m.Bye)
+                self.connection.settle(deadline)
         except (SessionLost, CommandTimeout):
             return  # it ended from the other side; what it had is given back all the same
 

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable
 from threading import get_ident
 from types import TracebackType
+from typing import Any
 
 from flyt.shm.native import native
 
@@ -107,6 +108,11 @@ def _shield() -> tuple[Callable[[], None], Callable[[], None]]:
     )
 
 
+def _is_owned(lock: Any) -> bool:
+    """Whether this thread holds an RLock; `threading.Condition` asks the same way."""
+    return bool(lock._is_owned())  # noqa: SLF001
+
+
 class ShieldedLock:
     """A reentrant lock. Nobody waits or copies while holding it, so it is held for microseconds."""
 
@@ -118,13 +124,18 @@ class ShieldedLock:
         """The lock alone, for those who change nothing: they may be interrupted."""
 
     def __enter__(self) -> None:
-        if get_ident() == self._main:
-            try:
-                self._raise()
-            except BaseException:  # by the handler of a signal that came before
-                self._lower()
-                raise
-        self._lock.acquire()
+        if get_ident() != self._main:
+            self._lock.acquire()
+            return
+        inside = _is_owned(self._lock)
+        try:
+            self._raise()
+            self._lock.acquire()
+        except BaseException:  # by a signal that came before, or that another thread got
+            if not inside and _is_owned(self._lock):
+                self._lock.release()
+            self._lower()
+            raise
 
     def __exit__(
         self,
@@ -132,6 +143,10 @@ class ShieldedLock:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._lock.release()
-        if get_ident() == self._main:
+        if get_ident() != self._main:
+            self._lock.release()
+            return
+        try:
+            self._lock.release()
+        finally:
             self._lower()

@@ -115,7 +115,7 @@ class WaitingRoom:
 
     def _takes_the_lead(self) -> bool:
         """Under the lock."""
-        if self._leading:
+        if self._leading or self._closed:
             return False
         self._leading = True
         return True

@@ -100,15 +100,22 @@ class Wire:
         except RegionError as exc:
             self._dialer.lost = self._dialer.lost or f"{self.endpoint}: {exc}"
             return False
+        except BaseException:  # an interrupt, perhaps behind the command: it must be heard of
+            self.nudge()
+            raise
         if not fits:
             return self._by_dialer(frames)
         return self._wake() if asleep else self._dialer.lost is None
 
     def _wake(self) -> bool:
-        if self._doorbell is None:
-            return self._by_dialer([m.KICK])
-        self._doorbell.ring()
-        return self._dialer.lost is None
+        try:
+            if self._doorbell is None:
+                return self._by_dialer([m.KICK])
+            self._doorbell.ring()
+            return self._dialer.lost is None
+        except BaseException:  # an interrupt: nobody would wake it again for the same sleep
+            self.nudge()
+            raise
 
     def nudge(self) -> None:
         """After a long wait: wake the other side, should a neighbour have wiped its word that it
@@ -156,7 +163,9 @@ class Wire:
     def may_have_more(self) -> bool:
         """After `receive` gave something: whether it is worth calling again at once."""
         replies = self._replies
-        return replies is None or replies.has_more or self._held is not None
+        if replies is None or replies.has_more or self._held is not None:
+            return True
+        return not self._look_at  # the connection was not looked at to its end
 
     def _look(self) -> None:
         self._dialer.check()

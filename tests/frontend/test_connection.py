@@ -115,6 +115,35 @@ def test_settle(connection: Connection, server: Any) -> None:
     assert first.done
 
 
+def test_close_under_threads_that_wait_for_credit(
+    connect: Callable[..., Connection], background: Any
+) -> None:
+    """Each hears that it is over; the wake-up's descriptor is closed once (EBADF otherwise)."""
+    connection = connect(credits=1)
+    connection.submit(m.Ping)
+    for _ in range(4):
+        background.start(connection.wait_for_credit)
+    time.sleep(0.1)
+    connection.close()
+    errors = background.finish()
+    assert [type(error) for error in errors] == [Lost] * 4
+
+
+def test_asking_alone_makes_a_lost_wake_up_good(
+    connect: Callable[..., Connection], server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = connect(heartbeat_ms=2000)
+    nudges: list[float] = []
+    monkeypatch.setattr(connection._wire, "nudge", lambda: nudges.append(time.monotonic()))
+    connection.submit(m.Ping)
+    until = time.monotonic() + 1.8
+    while time.monotonic() < until:
+        connection.refresh()
+        time.sleep(0.01)
+    server.answer(server.take()[0])
+    assert 1 <= len(nudges) <= 3  # one each half second: a quarter of the heartbeat's limit
+
+
 def test_waiting_for_what_is_done(connection: Connection, server: Any) -> None:
     pending = connection.submit(m.Ping)
     server.answer(server.take()[0])
