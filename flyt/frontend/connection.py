@@ -15,8 +15,8 @@ from typing import Any
 import zmq
 
 from flyt.errors import CommandTimeout, DeviceError, ProtocolError
-from flyt.frontend.inflight import Command, InflightTable, Pending, checked
-from flyt.frontend.lost import DEVICES_UNAVAILABLE, Lost
+from flyt.frontend.inflight import InflightTable, Make, Pending, checked
+from flyt.frontend.lost import DEVICES_UNAVAILABLE, INTERRUPTED, Lost
 from flyt.frontend.shield import ShieldedLock
 from flyt.frontend.streams import Event, Stream
 from flyt.frontend.waiting import WaitingRoom
@@ -30,8 +30,7 @@ from flyt.shm.doorbell import Doorbell
 from flyt.shm.native import Native
 
 SILENT_LIMITS = 2
-"""The backend counts as stuck after this many heartbeat limits without an answer to a PING. Its
-connection is alive then (libzmq answers heartbeats), but its session thread is not."""
+"""Heartbeat limits without an answer to a PING until a connected backend counts as stuck."""
 
 
 class Connection:
@@ -85,7 +84,7 @@ class Connection:
 
     def submit(
         self,
-        make: Callable[[int], Command],
+        make: Make,
         *,
         size: int = 0,
         pages: tuple[int, int] = (0, 0),
@@ -143,9 +142,7 @@ class Connection:
         """Return when the backend has taken a command, unless there is a credit already."""
         self._wait(self.has_credit, None)
 
-    def _made(
-        self, make: Callable[[int], Command], size: int = 0, pages: tuple[int, int] = (0, 0)
-    ) -> Pending:
+    def _made(self, make: Make, size: int = 0, pages: tuple[int, int] = (0, 0)) -> Pending:
         command = make(self.inflight.next_id())
         pending = Pending(command.id, type(command).__name__, size, pages)
         pending.wire = m.COMMANDS.encode(command)
@@ -163,7 +160,9 @@ class Connection:
         try:
             sent = self._wire.send(frames)
         except BaseException:  # a handler's, of a signal that another thread got: see the shield
-            if self._wire.published == before:
+            if before is None:
+                self._lose(DEVICES_UNAVAILABLE, INTERRUPTED)
+            elif self._wire.published == before:
                 self.inflight.succeed(pending.id)
                 self._sent -= 1
             raise
@@ -178,7 +177,7 @@ class Connection:
         if self._wire.wants_a_look():
             self._drain()
 
-    def call(self, make: Callable[[int], Command], **details: Any) -> Pending:
+    def call(self, make: Make, **details: Any) -> Pending:
         """Send a command and wait for its answer.
 
         Raises

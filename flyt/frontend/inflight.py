@@ -20,6 +20,10 @@ class Command(Protocol):
     def id(self) -> int: ...
 
 
+Make = Callable[[int], Command]
+"""Gets a command's id and makes the message."""
+
+
 class Pending:
     """One command on its way.
 

@@ -16,6 +16,9 @@ from flyt.frontend.inflight import Pending
 _HANDOVER_SECONDS = 0.05
 """A lost wake-up costs at most this much."""
 
+_LAST = (-1,)
+"""``one.extend(map(other.pop, _LAST))`` moves a slot in one call, which no interrupt tears."""
+
 
 class Slot(NamedTuple):
     """``address`` in this process, ``at`` in the window."""
@@ -46,25 +49,26 @@ class StagingSlots:
         self._lock = threading.Lock()
         self._freed = threading.Condition(self._lock)
 
-    def try_take(self) -> Slot | None:
-        """A free slot, or None at once."""
+    def try_take(self, held: list[Slot]) -> bool:
+        """Put a free slot into ``held``, if there is one."""
         with self._lock:
-            return self._free.pop() if self._free else None
+            held.extend(map(self._free.pop, _LAST if self._free else ()))
+            return bool(held)
 
-    def take(self, connection: Connection) -> Slot:
-        """A free slot, waiting for the oldest command that holds one.
+    def take(self, connection: Connection, held: list[Slot]) -> Slot:
+        """Put a free slot into ``held``, waiting for the oldest command that has one.
+
+        An interrupt leaves it there or takes none: `give_back` then knows.
 
         Raises
         ------
         SessionLost
             The session ended meanwhile.
         """
-        while True:
+        while not self.try_take(held):
             with self._lock:
-                if self._free:
-                    return self._free.pop()
                 oldest = next(iter(self._held.values()), None)
-                if oldest is None:  # other threads fill or drain them all
+                if oldest is None and not self._free:  # other threads fill or drain them all
                     self._awaited += 1
                     try:
                         self._freed.wait(_HANDOVER_SECONDS)
@@ -74,6 +78,14 @@ class StagingSlots:
                 connection.refresh()
             else:
                 connection.wait(oldest)
+        return held[-1]
+
+    def give_back(self, held: list[Slot]) -> None:
+        """What is in ``held``, if anything is, is free again."""
+        with self._lock:
+            self._free.extend(map(held.pop, _LAST if held else ()))
+            if self._awaited:
+                self._freed.notify()
 
     def give(self, slot: Slot) -> None:
         """Back to the free ones; from any thread."""

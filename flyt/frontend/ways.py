@@ -34,6 +34,19 @@ class Way(Protocol):
     def to_host(self, destination: int, source: int, size: int, stream: Stream) -> None: ...
 
 
+class _Flight:
+    """One slot's way to the host: what it holds and what was sent tell, after an interrupt, how far
+    it came."""
+
+    __slots__ = ("held", "length", "offset", "sent")
+
+    def __init__(self, offset: int, length: int) -> None:
+        self.offset = offset
+        self.length = length
+        self.held: list[Slot] = []
+        self.sent: list[Pending] = []
+
+
 class StagedWay:
     """Through the staging slots of the window: while one slot's DMA runs, the next is filled."""
 
@@ -61,8 +74,9 @@ class StagedWay:
         slots, pid = self._slots, self._pid
         for offset in range(0, size, slots.size):
             length = min(slots.size, size - offset)
-            slot, sent = slots.take(self._connection), list[Pending]()
+            held, sent = list[Slot](), list[Pending]()
             try:
+                slot = slots.take(self._connection, held)
                 self._engine.copy(slot.address, source + offset, length)
                 pending = self._connection.submit(
                     copy_in(destination + offset, slot.at, length, pid, stream),
@@ -74,7 +88,8 @@ class StagedWay:
                     sent=sent,
                 )
             except BaseException:
-                self._recover(slot, sent)
+                if not sent:  # else the answer gives it back
+                    slots.give_back(held)
                 raise
             slots.hold(slot, pending)
         self._statistics.add("staged_h2d_bytes", size)
@@ -105,80 +120,57 @@ class StagedWay:
 
     def to_host(self, destination: int, source: int, size: int, stream: Stream) -> None:
         """Requests for as many slots as are free; each is drained as its DMA ends."""
-        slots = self._slots
-        if size <= slots.size:
-            self._small_to_host(destination, source, size, stream)
-            return
-        flying: collections.deque[tuple[Pending, Slot, int, int]] = collections.deque()
+        flying: collections.deque[_Flight] = collections.deque()
         offset = 0
         try:
             while offset < size or flying:
                 while offset < size:
                     # Whoever has a request in flight must not wait for a slot: others may too.
-                    slot = slots.try_take() if flying else slots.take(self._connection)
-                    if slot is None:
+                    flight = _Flight(offset, min(self._slots.size, size - offset))
+                    waits = not flying
+                    flying.append(flight)  # before it has anything: so an interrupt loses nothing
+                    if waits:
+                        self._slots.take(self._connection, flight.held)
+                    elif not self._slots.try_take(flight.held):
+                        flying.pop()
                         break
-                    length = min(slots.size, size - offset)
-                    flying.append(self._request(slot, source, offset, length, stream))
-                    offset += length
+                    self._request(flight, source, stream)
+                    offset += flight.length
                 self._drain(flying[0], destination)
-                slots.give(flying.popleft()[1])
+                flying.popleft()
         except BaseException:
-            # A request that is still in flight writes into its slot until it is answered.
-            for pending, slot, _, _ in flying:
-                self._abandon(pending, slot)
+            for flight in flying:
+                self._recover(flight)
             raise
         self._statistics.add("staged_d2h_bytes", size)
 
-    def _small_to_host(self, destination: int, source: int, size: int, stream: Stream) -> None:
-        """What one slot holds."""
-        slot = self._slots.take(self._connection)
-        flight = self._request(slot, source, 0, size, stream)
-        try:
-            self._drain(flight, destination)
-        except BaseException:
-            self._abandon(flight[0], slot)
-            raise
-        self._slots.give(slot)
-        self._statistics.add("staged_d2h_bytes", size)
+    def _request(self, flight: _Flight, source: int, stream: Stream) -> None:
+        at = flight.held[0].at
+        self._connection.submit(
+            copy_out(source + flight.offset, at, flight.length, self._pid, stream),
+            size=flight.length,
+            pages=(at, flight.length),
+            stream=stream,
+            sent=flight.sent,
+        )
 
-    def _request(
-        self, slot: Slot, source: int, offset: int, length: int, stream: Stream
-    ) -> tuple[Pending, Slot, int, int]:
-        sent: list[Pending] = []
-        try:
-            pending = self._connection.submit(
-                copy_out(source + offset, slot.at, length, self._pid, stream),
-                size=length,
-                pages=(slot.at, length),
-                stream=stream,
-                sent=sent,
-            )
-        except BaseException:
-            self._recover(slot, sent)
-            raise
-        return pending, slot, offset, length
-
-    def _drain(self, flight: tuple[Pending, Slot, int, int], destination: int) -> None:
-        pending, slot, offset, length = flight
+    def _drain(self, flight: _Flight, destination: int) -> None:
+        pending = flight.sent[0]
         self._connection.wait(pending)
         self._connection.checked(pending)
-        self._engine.copy(destination + offset, slot.address, length)
+        self._engine.copy(destination + flight.offset, flight.held[0].address, flight.length)
+        self._slots.give_back(flight.held)
 
-    def _recover(self, slot: Slot, sent: list[Pending]) -> None:
-        """After an interrupt: a slot whose command is on its way comes back with the answer."""
-        if sent:
-            self._abandon(sent[0], slot)
-        else:
-            self._slots.give(slot)
-
-    def _abandon(self, pending: Pending, slot: Slot) -> None:
+    def _recover(self, flight: _Flight) -> None:
+        """After an interrupt: a request that is on its way writes into its slot until it is
+        answered, and that gives the slot back."""
         with self._connection.lock:
-            if not pending.done:
+            if flight.held and flight.sent and not flight.sent[0].done:
+                pending, slot = flight.sent[0], flight.held[0]
                 pending.finish = _giver(self._slots, slot)
                 self._slots.hold(slot, pending)
                 return
-        self._slots.give(slot)
+        self._slots.give_back(flight.held)
 
 
 class InlineWay:

@@ -76,9 +76,10 @@ class Wire:
         self._commands, self._replies = ring.frontend_rings(native, control_page)
 
     @property
-    def published(self) -> int:
-        """Commands in the ring so far: whether an interrupted `send` has happened."""
-        return 0 if self._commands is None else self._commands.written
+    def published(self) -> int | None:
+        """Commands in the ring so far: whether an interrupted `send` has happened. None without
+        rings: nobody knows."""
+        return None if self._commands is None else self._commands.written
 
     @property
     def lost(self) -> str | None:

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import random
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,11 +21,21 @@ from flyt.frontend.statistics import Statistics
 from flyt.frontend.streams import Stream
 from flyt.frontend.ways import StagedWay
 from flyt.rpc import messages as m
+from flyt.rpc.patience import Deadline
 from flyt.shm import memory
 from flyt.shm.copy import CopyEngine
 
 LIMIT = 20.0
 PAGE = 4096
+
+
+def taken(slots: StagingSlots, connection: Connection) -> Slot:
+    return slots.take(connection, [])
+
+
+def tried(slots: StagingSlots) -> Slot | None:
+    held: list[Slot] = []
+    return held[0] if slots.try_take(held) else None
 
 
 @pytest.mark.parametrize(
@@ -44,7 +56,7 @@ def test_slots_fit_their_area(
     slots = StagingSlots(0x10000, 0x500, length, count, size)
     assert (slots.count, slots.size) == expected
     taken = []
-    while (slot := slots.try_take()) is not None:
+    while (slot := tried(slots)) is not None:
         taken.append(slot)
     assert len(taken) == slots.count
     for at, slot in enumerate(sorted(taken)):
@@ -54,40 +66,40 @@ def test_slots_fit_their_area(
 
 def test_a_slot_comes_back_once(connection: Connection) -> None:
     slots = StagingSlots(0, 0, 2 * PAGE, 2, PAGE)
-    first, second = slots.take(connection), slots.take(connection)
+    first, second = taken(slots, connection), taken(slots, connection)
     assert first != second
-    assert slots.try_take() is None
+    assert tried(slots) is None
     slots.give(first)
     slots.give(first)  # a lost session's answers may come twice
-    assert slots.try_take() == first
-    assert slots.try_take() is None
+    assert tried(slots) == first
+    assert tried(slots) is None
     slots.give(second)
-    assert slots.try_take() == second
+    assert tried(slots) == second
 
 
 def test_an_answer_gives_a_slot_back(connection: Connection, server: Any, background: Any) -> None:
     slots = StagingSlots(0, 0, 2 * PAGE, 2, PAGE)
-    held = [slots.take(connection) for _ in range(2)]
+    held = [taken(slots, connection) for _ in range(2)]
     for slot in held:
         pending = connection.submit(
             m.Ping, finish=lambda _, slot=slot: slots.give(slot), posted=True
         )
         slots.hold(slot, pending)
-    background.start(slots.take, connection)
+    background.start(taken, slots, connection)
     commands = server.take(2)
     server.answer(commands[1])  # not the one that was waited for
     server.answer(commands[0])
     (got,) = background.finish()
     assert got in held
-    assert slots.try_take() in held
+    assert tried(slots) in held
 
 
 def test_a_slot_in_another_threads_hands_is_waited_for(
     connection: Connection, background: Any
 ) -> None:
     slots = StagingSlots(0, 0, 2 * PAGE, 2, PAGE)
-    first, _ = slots.take(connection), slots.take(connection)
-    background.start(slots.take, connection)
+    first, _ = taken(slots, connection), taken(slots, connection)
+    background.start(taken, slots, connection)
     background.start(slots.give, first)
     assert first in background.finish()
 
@@ -97,11 +109,11 @@ def test_a_lost_session_ends_the_wait_for_slots(
 ) -> None:
     slots = StagingSlots(0, 0, 2 * PAGE, 2, PAGE)
     for _ in range(2):
-        slot = slots.take(connection)
+        slot = taken(slots, connection)
         pending = connection.submit(m.Ping, posted=True)  # its end gives nothing back
         slots.hold(slot, pending)
     for _ in range(3):
-        background.start(slots.take, connection)
+        background.start(taken, slots, connection)
     server.take(2)
     server.close()
     for result in background.finish():
@@ -193,8 +205,8 @@ def test_threads_share_few_slots(
         background.start(client, thread)
     assert set(background.finish()) == {0, 1, 2, 3}
     assert device.most == count
-    assert {slots.try_take() for _ in range(count)} >= {Slot(area, 0)}
-    assert slots.try_take() is None
+    assert {tried(slots) for _ in range(count)} >= {Slot(area, 0)}
+    assert tried(slots) is None
 
 
 def test_an_error_in_the_midst_gives_every_slot_back(
@@ -211,7 +223,7 @@ def test_an_error_in_the_midst_gives_every_slot_back(
     with pytest.raises(DeviceError) as caught:
         way.to_host(target.ctypes.data, 0, target.size, Stream(0, 0))
     assert caught.value.code == 1
-    held = {slots.take(connection) for _ in range(2)}  # in flight or not: they come
+    held = {taken(slots, connection) for _ in range(2)}  # in flight or not: they come
     assert len(held) == 2
     for slot in held:
         slots.give(slot)
@@ -240,5 +252,54 @@ def test_a_lost_session_ends_copies(
     server.take(2)
     server.close()
     assert [isinstance(result, SessionLost) for result in background.finish()] == [True] * 4
-    assert len({slots.try_take() for _ in range(2)} - {None}) == 2
-    assert slots.try_take() is None
+    assert len({tried(slots) for _ in range(2)} - {None}) == 2
+    assert tried(slots) is None
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_interrupts_cost_no_slot(connect: Any, server: Any, area: int, engine: CopyEngine) -> None:
+    """Signals that raise at any point of a copy: all slots are there in the end."""
+    connection = connect()
+    server.serve(Device(server, area, 2).handle)
+    slots = StagingSlots(area, 0, 2 * PAGE, 2, PAGE)
+    way = StagedWay(connection, slots, StagingRing(area, 0, 0), engine, 1, Statistics())
+    array = np.zeros(3 * PAGE, np.uint8)
+    armed, hits = False, 0
+
+    def handler(*_: Any) -> None:
+        nonlocal armed
+        if armed:
+            armed = False
+            raise Interrupted
+
+    # To this thread: what another one gets is not held back while a command is sent.
+    over, me = threading.Event(), threading.get_ident()
+
+    def interrupt() -> None:
+        while not over.wait(0.0007):
+            signal.pthread_kill(me, signal.SIGALRM)
+
+    before = signal.signal(signal.SIGALRM, handler)
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
+    until = time.monotonic() + 3.0
+    try:
+        while time.monotonic() < until:
+            try:
+                armed = True
+                for size in (100, PAGE, 3 * PAGE) * 100:
+                    way.to_host(array.ctypes.data, 0, size, Stream(0, 0))
+                    way.to_device(0, array.ctypes.data, size, Stream(0, 0))
+            except Interrupted:
+                hits += 1
+    finally:
+        armed = False
+        over.set()
+        interrupter.join()
+        signal.signal(signal.SIGALRM, before)
+    assert hits > 100
+    connection.settle(Deadline.after(LIMIT))
+    assert len({tried(slots), tried(slots)} - {None}) == 2
