@@ -24,8 +24,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "shm": GROUND,
     "frontend": GROUND | {"rpc", "shm"},
     "backend": GROUND | {"rpc", "shm"},
-    "ipc": GROUND,
-    "split": GROUND,
+    "compiling": GROUND,
+    "ipc": GROUND | {"compiling"},
+    "split": GROUND | {"compiling"},
     **{face: GROUND | FACES | {"frontend"} for face in FACES},
     "bench": GROUND | FACES | {"rpc", "shm", "frontend"},
     "cli": GROUND

@@ -7,12 +7,11 @@ import ctypes
 import hashlib
 import os
 import shlex
-import shutil
-import stat
 import subprocess
 import tempfile
 from pathlib import Path
 
+from flyt.compiling import COMPILE_LIMIT, cache_folder, compiler
 from flyt.errors import ConfigurationError
 
 SOURCES = {"pool": ("vmm.c", "pool.c"), "preload": ("vmm.c", "preload.c")}
@@ -21,41 +20,12 @@ SOURCES = {"pool": ("vmm.c", "pool.c"), "preload": ("vmm.c", "preload.c")}
 HEADER = "vmm.h"
 FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-pthread")
 LIBRARIES = ("-ldl",)
-COMPILERS = ("cc", "gcc", "clang")
-COMPILE_LIMIT = 120.0
-"""Seconds; it takes less than one."""
+NO_COMPILER = (
+    "sharing PyTorch's own memory needs a C compiler once: install one (Debian: gcc) or name "
+    "it in CC; flyt.ipc.empty and VirtualMemoryResource work without"
+)
 
 FOLDER = Path(__file__).with_name("native")
-
-
-def compiler() -> list[str]:
-    """The C compiler's command: $CC, or the first of cc, gcc and clang."""
-    wanted = os.environ.get("CC")
-    if wanted:
-        return shlex.split(wanted)
-    for name in COMPILERS:
-        if shutil.which(name):
-            return [name]
-    raise ConfigurationError(
-        "sharing PyTorch's own memory needs a C compiler once: install one (Debian: gcc) or name "
-        "it in CC; flyt.ipc.empty and VirtualMemoryResource work without"
-    )
-
-
-def cache_folder() -> Path:
-    """Where libraries are kept; only this user may write there, since they are loaded."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = Path(base) / "flyt"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        state = folder.stat()
-    except OSError as exc:
-        raise ConfigurationError(
-            f"no folder to keep compiled libraries in: {exc}; set XDG_CACHE_HOME to one"
-        ) from exc
-    if state.st_uid != os.geteuid() or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise ConfigurationError(f"{folder} can be written by others: make it yours, mode 700")
-    return folder
 
 
 def library_path(name: str) -> Path:
@@ -64,14 +34,14 @@ def library_path(name: str) -> Path:
     digest = hashlib.sha256(repr((FLAGS, os.uname().machine)).encode())
     for file in [*sources, FOLDER / HEADER]:
         digest.update(file.read_bytes())
-    path = cache_folder() / f"libflyt-{name}-{digest.hexdigest()[:16]}.so"
+    path = cache_folder("libraries") / f"libflyt-{name}-{digest.hexdigest()[:16]}.so"
     if not path.exists():
         _compile(sources, path)
     return path
 
 
 def _compile(sources: list[Path], path: Path) -> None:
-    command = [*compiler(), *FLAGS]
+    command = [*compiler(NO_COMPILER), *FLAGS]
     descriptor, partial = tempfile.mkstemp(dir=path.parent, suffix=".so")
     os.close(descriptor)
     try:

@@ -6,13 +6,12 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
-import shutil
-import stat
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from flyt.compiling import COMPILE_LIMIT, cache_folder, compiler
 from flyt.errors import ConfigurationError
 from flyt.split.prototypes import Table
 from flyt.split.stubs import stub_source, table_source, version_script
@@ -23,9 +22,10 @@ INCLUDE = NATIVE / "include"
 LOADER_BASE = 0xF0000000000
 """Where the loader is linked: pointers to its record stay right over a restart. 4 GiB are its."""
 
-COMPILERS = ("cc", "gcc", "clang")
-COMPILE_LIMIT = 120.0
-"""Seconds; each piece takes about one."""
+NO_COMPILER = (
+    "split processes need a C compiler once: install one (Debian: gcc and libc6-dev) or name "
+    "it in CC"
+)
 
 BASE = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-mfsgsbase", f"-I{NATIVE}")
 LOADER = (
@@ -42,36 +42,6 @@ SHARED = (
 """Stubs change FS half-way: no stack protector, and nothing bound at the first call."""
 
 LOWER = (*BASE, "-fPIE", "-pie", "-fno-stack-protector", "-pthread", "-rdynamic", "-Wl,-z,now")
-
-
-def compiler() -> list[str]:
-    """The C compiler's command: $CC, or the first of cc, gcc and clang."""
-    wanted = os.environ.get("CC")
-    if wanted:
-        return shlex.split(wanted)
-    for name in COMPILERS:
-        if shutil.which(name):
-            return [name]
-    raise ConfigurationError(
-        "split processes need a C compiler once: install one (Debian: gcc and libc6-dev) or name "
-        "it in CC"
-    )
-
-
-def cache_folder() -> Path:
-    """Where programs and libraries are kept; only this user may write there, since they are run."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = Path(base) / "flyt" / "split"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        state = folder.stat()
-    except OSError as exc:
-        raise ConfigurationError(
-            f"no folder to keep compiled programs in: {exc}; set XDG_CACHE_HOME to one"
-        ) from exc
-    if state.st_uid != os.geteuid() or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise ConfigurationError(f"{folder} can be written by others: make it yours, mode 700")
-    return folder
 
 
 def make(
@@ -91,14 +61,15 @@ def make(
         Files to write beside the output first; those that end in ``.c`` are compiled too, and
         ``{folder}`` in `flags` is where they lie.
     """
-    command = command or compiler()
+    command = command or compiler(NO_COMPILER)
     digest = hashlib.sha256(repr((name, flags, [*command], libraries, generated)).encode())
     for file in [*sources, *sorted(NATIVE.rglob("*.h"))]:
         digest.update(file.read_bytes())
-    folder = cache_folder() / digest.hexdigest()[:16]
+    cache = cache_folder("programs", "split")
+    folder = cache / digest.hexdigest()[:16]
     if (folder / name).exists():
         return folder / name
-    with tempfile.TemporaryDirectory(dir=cache_folder()) as room:
+    with tempfile.TemporaryDirectory(dir=cache) as room:
         for file_name, text in (generated or {}).items():
             (Path(room) / file_name).write_text(text)
         files = [Path(room) / file for file in generated or {} if file.endswith(".c")]

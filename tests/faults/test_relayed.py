@@ -109,19 +109,20 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     one.close()
 
 
+def is_cut(stranger: Zmtp) -> bool:
+    """Whether its connection has ended; never waits."""
+    stranger.socket.setblocking(False)
+    try:
+        return stranger.socket.recv(1000) == b""
+    except BlockingIOError:
+        return False
+
+
 def test_a_relayed_session_may_idle(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flyt.backend.visitors.SILENT_SECONDS", 0.3)
     stage.attached()
     with Zmtp(stage.door.endpoint) as stranger:
-        stranger.socket.setblocking(False)
-
-        def is_cut() -> bool:
-            try:
-                return stranger.socket.recv(1000) == b""
-            except BlockingIOError:
-                return False
-
-        assert stage.turn_until(is_cut), "a silent stranger stays"
+        assert stage.turn_until(lambda: is_cut(stranger)), "a silent stranger stays"
     stage.client.send([b"still here"])
     assert stage.taken().frames == [b"still here"]
 
@@ -133,15 +134,7 @@ def test_a_relayed_session_is_not_cut_when_the_daemon_grows(
     monkeypatch.setattr("flyt.backend.visitors.resident_bytes", lambda: next(grown))
     stage.attached()
     with Zmtp(stage.door.endpoint) as stranger:
-        stranger.socket.setblocking(False)
-
-        def is_cut() -> bool:
-            try:
-                return stranger.socket.recv(1000) == b""
-            except BlockingIOError:
-                return False
-
-        assert stage.turn_until(is_cut), "a stranger stays"
+        assert stage.turn_until(lambda: is_cut(stranger)), "a stranger stays"
     stage.client.send([b"still here"])
     assert stage.taken().frames == [b"still here"]
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from flyt import ipc
+from flyt.compiling import compiler
 from flyt.errors import ConfigurationError
 from flyt.ipc import native_build
 
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def stubs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stubs")
-    cc = native_build.compiler()[0]
+    cc = compiler(native_build.NO_COMPILER)[0]
     base = [cc, "-O1", "-g", "-w"]
     shared = [*base, "-shared", "-fPIC"]
     for source, target in (("stub_cuda", "libcuda.so.1"), ("stub_cudart", "libcudart.so")):
