@@ -364,7 +364,8 @@ def test_a_killed_worker_is_replaced(
     since = time.monotonic()
     os.kill(worker, signal.SIGKILL)
     all_fail_soon(clients, since)
-    assert not alive(worker)
+    # Its sockets are closed before its memory is torn down: clients may know first.
+    assert eventually(lambda: not alive(worker))
     with RegionView(served.region) as region:
         # The clients still map and lock their frames; the book and the bytes are clean.
         every = range(region.table.geometry.page_count)
