@@ -19,10 +19,11 @@ from typing import NoReturn
 
 import zmq
 
-from flyt.backend import memory_commands, stream_commands, window_commands
+from flyt.backend import window_commands
 from flyt.backend.admission import admits
 from flyt.backend.answers import Answers
 from flyt.backend.devices.codes import STICKY
+from flyt.backend.handlers import HANDLERS
 from flyt.backend.holdings import Holdings
 from flyt.backend.inbox import Inbox
 from flyt.backend.memory_commands import Stall
@@ -202,7 +203,7 @@ class Session(threading.Thread):
             command = m.COMMANDS.decode(frames[0] if frames else b"")
             number = command.id
             self._check_attached(command)
-            _HANDLERS[type(command)](self, command, frames[1:])
+            HANDLERS[type(command)](self, command, frames[1:])
         except Stall:
             self._held = frames
         except ProtocolError as exc:
@@ -310,6 +311,7 @@ class Session(threading.Thread):
             steps.callback(self._inbox_until_done)
             steps.callback(self.holdings.free_blocks)
             steps.callback(self._inbox_until_done)
+            steps.callback(self.holdings.open_gates)
 
     def _inbox_until_done(self) -> None:
         """Run what is left on the inbox until no work of this session is in flight.
@@ -338,10 +340,3 @@ class Session(threading.Thread):
                 busy = True
             if not (idle and self.holdings.waiting == 0):
                 poller.poll(0 if busy else None)
-
-
-_HANDLERS: dict[type, Callable[[Session, object, list[bytes]], None]] = {
-    **window_commands.HANDLERS,
-    **memory_commands.HANDLERS,
-    **stream_commands.HANDLERS,
-}
