@@ -56,13 +56,12 @@ class Quota:
             cudaErrorMemoryAllocation when less is left.
         """
         borrowed: list[tuple[Dying, int]] = []
-        short = self.used + size - self.limit if self.limit else 0
+        fresh = size
         for dying in self._dying.get(stream, ()):
-            if short > 0 and dying.left:
-                part = min(dying.left, short)
+            if part := min(dying.left, fresh):
                 borrowed.append((dying, part))
-                short -= part
-        if short > 0:
+                fresh -= part
+        if self.limit and self.used + fresh > self.limit:
             raise DeviceError(
                 MEMORY_ALLOCATION,
                 f"{size} bytes are more than the {self.limit - self.used} left of {self._name} of "
@@ -70,7 +69,7 @@ class Quota:
             )
         for dying, part in borrowed:
             dying.left -= part
-        self.used += size - sum(part for _, part in borrowed)
+        self.used += fresh
         return borrowed
 
     def restore(self, size: int, borrowed: list[tuple[Dying, int]] | None = None) -> None:

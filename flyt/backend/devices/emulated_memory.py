@@ -162,10 +162,17 @@ class Memory:
         return address + size <= block.address + block.size
 
     def allocate(self, size: int, pool: Pool, dying: list[Dying]) -> int:
-        """First fit. Memory short, blocks ``dying`` on the same stream are taken as a whole."""
+        """Blocks ``dying`` on the same stream first, as a whole, as CUDA's pools do; else first
+        fit."""
         if size <= 0:
             raise DeviceError(codes.INVALID_VALUE, f"allocate {size} bytes")
         need = -(-size // ALIGNMENT) * ALIGNMENT
+        for block in dying:
+            if block.extent >= need and not block.reused:
+                block.reused = True
+                block.pool.reserved -= block.extent
+                pool.reserve(block.extent)
+                return self._add(Block(block.address, size, block.extent, pool))
         for index, (start, length) in enumerate(self._holes):
             if length >= need:
                 rest = [(start + need, length - need)] if length > need else []
@@ -173,12 +180,6 @@ class Memory:
                 self.free -= need
                 pool.reserve(need)
                 return self._add(Block(start, size, need, pool))
-        for block in dying:
-            if block.extent >= need and not block.reused:
-                block.reused = True
-                block.pool.reserved -= block.extent
-                pool.reserve(block.extent)
-                return self._add(Block(block.address, size, block.extent, pool))
         raise DeviceError(
             codes.MEMORY_ALLOCATION, f"allocate {size} bytes, {self.free} of {self.size} are free"
         )
