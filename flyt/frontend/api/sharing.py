@@ -25,13 +25,13 @@ from flyt.frontend.hostmem import pointer
 from flyt.frontend.sharing import HANDLE_BYTES
 
 
-def _struct(kind: Any, content: bytes) -> Any:
+def struct(kind: Any, content: bytes) -> Any:
     made = kind()
     ctypes.memmove(made.getPtr(), content, HANDLE_BYTES)  # some releases have no field for it
     return made
 
 
-def _content(handle: Any) -> bytes:
+def content(handle: Any) -> bytes:
     return ctypes.string_at(handle.getPtr(), HANDLE_BYTES)
 
 
@@ -52,7 +52,7 @@ def cudaIpcGetMemHandle(devPtr: Any) -> Answer:
     address = pointer(devPtr).address
     session = current.current()
     session.connection.raise_deferred()
-    return (_struct(cudaIpcMemHandle_t, session.sharing.export_memory(address)),)
+    return (struct(cudaIpcMemHandle_t, session.sharing.export_memory(address)),)
 
 
 @cuda(1)
@@ -75,7 +75,7 @@ def cudaIpcOpenMemHandle(handle: Any, flags: int) -> Answer:
     session.connection.raise_deferred()
     if flags != cudaIpcMemLazyEnablePeerAccess:
         raise DeviceError(INVALID_VALUE, "flags have to be cudaIpcMemLazyEnablePeerAccess")
-    return (session.sharing.open_memory(_content(handle)),)
+    return (session.sharing.open_memory(content(handle)),)
 
 
 @cuda(0)
@@ -93,8 +93,8 @@ def cudaIpcGetEventHandle(event: Any) -> Answer:
     """A handle of an event, made with cudaEventInterprocess, for other processes."""
     session = current.current()
     session.connection.raise_deferred()
-    content = session.sharing.export_event(event_of(session, event))
-    return (_struct(cudaIpcEventHandle_t, content),)
+    made = session.sharing.export_event(event_of(session, event))
+    return (struct(cudaIpcEventHandle_t, made),)
 
 
 @cuda(1)
@@ -102,4 +102,4 @@ def cudaIpcOpenEventHandle(handle: Any) -> Answer:
     """The event behind another process's handle; `cudaEventDestroy` lets go of it."""
     session = current.current()
     session.connection.raise_deferred()
-    return (cudaEvent_t(session.sharing.open_event(_content(handle)).number),)
+    return (cudaEvent_t(session.sharing.open_event(content(handle)).number),)
