@@ -337,8 +337,8 @@ def public(rt: Any) -> list[str]:
     )
 
 
-def main(name: str) -> None:
-    rt = importlib.import_module(name) if name.startswith("flyt") else _cupy()
+def main(face: str) -> None:
+    rt = importlib.import_module(face) if face.startswith("flyt") else _cupy()
     seen = {}
     for name, check in FACTS.items():
         try:
