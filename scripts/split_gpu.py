@@ -33,7 +33,8 @@ REAL = "cuda_lh answers with the real CUDA runtime"
 MPI_ENV = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_mpi_yield_when_idle": "1",
-    "OMPI_MCA_btl": "self,vader", "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
+    "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,vader",
+    "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
 }  # fmt: skip
 """For one host, in a container, as root, with more ranks than it may have slots."""
 
@@ -127,15 +128,21 @@ class Program:
 # --- where the machine has its libraries ---
 
 
-def folder_of(library: str, candidates: Sequence[Path]) -> Path | None:
-    """The folder to add to LD_LIBRARY_PATH, or None where ld.so finds the library by itself."""
-    probe = f"import ctypes; ctypes.CDLL({library!r})"
-    if (
-        subprocess.run([sys.executable, "-c", probe], capture_output=True, check=False).returncode
-        == 0
-    ):
-        return None
-    return next((folder for folder in candidates if (folder / library).exists()), None)
+def folder_of(library: str, candidates: Sequence[Path]) -> tuple[Path | None, bool]:
+    """Where a library lies, and whether ld.so finds it there by itself.
+
+    Not by loading it into this process: an interpreter's own search path would hide what a
+    program of nvcc's lacks.
+    """
+    for folder in filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")):
+        if (Path(folder) / library).exists():
+            return Path(folder), True
+    ldconfig = shutil.which("ldconfig") or "/sbin/ldconfig"
+    cached = run([ldconfig, "-p"]).stdout
+    known = re.search(rf"^\s*{re.escape(library)} \(.*x86-64.*\) => (/\S+)", cached, re.M)
+    if known and Path(known[1]).exists():
+        return Path(known[1]).parent, True
+    return next((folder for folder in candidates if (folder / library).exists()), None), False
 
 
 def toolkit_folders() -> list[Path]:
@@ -161,30 +168,23 @@ def toolkit_folders() -> list[Path]:
     return found
 
 
-WHERE = """
-import ctypes, sys
-ctypes.CDLL(sys.argv[1])
-print(next(line.split()[-1] for line in open("/proc/self/maps") if sys.argv[1][:-3] in line))
-"""
-
-
 def set_library_path() -> str:
-    told = []
     driver = [
         Path("/usr/local/nvidia/lib64"),
         Path("/usr/lib/x86_64-linux-gnu"),
         Path("/usr/lib64"),
     ]
+    told, missing = [], []
     for library, candidates in (("libcuda.so.1", driver), ("libcudart.so.13", toolkit_folders())):
-        folder = folder_of(library, candidates)
-        if folder is not None:
-            before = os.environ.get("LD_LIBRARY_PATH")
-            os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, [before, str(folder)]))
-        done = subprocess.run(
-            [sys.executable, "-c", WHERE, library], capture_output=True, text=True, check=False
-        )
-        told.append(done.stdout.strip() or f"{library} is not found")
-    need(not any("not found" in one for one in told), "; ".join(told))
+        folder, found = folder_of(library, candidates)
+        if folder is None:
+            missing.append(library)
+            continue
+        told.append(f"{folder / library}{'' if found else ' (added to LD_LIBRARY_PATH)'}")
+        if not found:
+            paths = [os.environ.get("LD_LIBRARY_PATH"), str(folder)]
+            os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, paths))
+    need(not missing, f"found: {told}; nowhere: {missing}")
     return ", ".join(told)
 
 
@@ -243,8 +243,10 @@ def versions() -> str:
 
 
 def build_nvcc() -> str:
-    for name in ("vector", "steps"):
-        run(["nvcc", "-cudart", "shared", "-o", WORK / name, SOURCES / f"{name}.cu"], limit=300.0)
+    # One as anybody compiles it, for which the driver translates PTX; one for this very GPU.
+    for name, options in (("vector", []), ("steps", ["-arch=native"])):
+        words = ["nvcc", *options, "-cudart", "shared", "-o", WORK / name, SOURCES / f"{name}.cu"]
+        run(words, limit=300.0)
     return "vector.cu, steps.cu with -cudart shared"
 
 
