@@ -26,6 +26,7 @@ extern "C" {
     int h##_stray(int (*)(int, void *));                                                           \
     int h##_background(void);                                                                      \
     int h##_fault(void);                                                                           \
+    int h##_system(const char *);                                                                  \
     void h##_leave(int);
 HALF(one)
 HALF(two)
