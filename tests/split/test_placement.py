@@ -7,6 +7,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -165,6 +166,25 @@ def test_a_small_window_is_used_again_and_then_full(run, bench):
     assert 10 <= int(found["fit"][0]) <= 15  # halves of 1 GiB, beside libraries and stacks
     assert found["other"] == ["1"]  # another half's window has room
     assert done.returncode == 0
+
+
+def test_only_a_driver_maps_outside_of_windows(bench):
+    """``one`` has `own_hints`, as ``cuda`` has; ``two`` is any other half."""
+    halves = [replace(bench.halves["one"], own_hints=True), bench.halves["two"]]
+    prepared = prepare(halves, [str(bench.program("hints.c"))])
+    done = subprocess.run(
+        prepared.command, env=prepared.environment, capture_output=True, text=True, check=True,
+        timeout=60,
+    )  # fmt: skip
+    lines = done.stdout.splitlines()[:6]
+    places = {name: int(address, 16) for name, address in (line.split() for line in lines)}
+    assert places["one.hint"] == 0x5000_0000_0000
+    assert places["one.meets"] in WINDOWS["one"]  # never across the edge of another's
+    assert maps.owner(places["one.large"], "", WINDOWS) == maps.OUTSIDE
+    assert places["one.large"] >= WINDOWS["arena"].end  # the kernel places from the top
+    assert places["two.hint"] in WINDOWS["two"]
+    assert places["two.meets"] in WINDOWS["two"]
+    assert places["two.large"] == 2**64 - 1  # MAP_FAILED
 
 
 BAD = {

@@ -65,7 +65,7 @@ struct split_half {
     char name[SPLIT_NAME];
     uint64_t base, size;
     uint64_t fs; /* TLS base of its main thread */
-    uint64_t own_hints; /* it may map outside of its window where it asks for an address there */
+    uint64_t own_hints; /* it may map outside of all windows: where it asks for an address, and what its own can't hold */
     uint64_t parked;    /* stack pointer of its main, which waits for the exit */
     uint64_t published; /* struct split_published *, in its own memory; copied here: */
     uint64_t digest, count;

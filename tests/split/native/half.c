@@ -54,9 +54,10 @@ int LOWER(order)(void) { return side_order(); }
 int LOWER(ifunc)(void) { return side_ifunc(); }
 void *LOWER(malloc)(size_t size) { return malloc(size); }
 void LOWER(free)(void *at) { free(at); }
-void *LOWER(mmap)(size_t size) {
-    return mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+void *LOWER(mmap_at)(void *hint, size_t size) {
+    return mmap(hint, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 }
+void *LOWER(mmap)(size_t size) { return LOWER(mmap_at)(NULL, size); }
 int LOWER(munmap)(void *at, size_t size) { return munmap(at, size); }
 void *LOWER(mremap)(void *at, size_t size, size_t grown) { return mremap(at, size, grown, MREMAP_MAYMOVE); }
 void *LOWER(shmat)(size_t size) {

@@ -15,6 +15,7 @@ extern "C" {
     void *h##_malloc(size_t);                                                                      \
     void h##_free(void *);                                                                         \
     void *h##_mmap(size_t);                                                                        \
+    void *h##_mmap_at(void *, size_t);                                                             \
     int h##_munmap(void *, size_t);                                                                \
     void *h##_mremap(void *, size_t, size_t);                                                      \
     void *h##_shmat(size_t);                                                                       \
