@@ -24,8 +24,11 @@ long side_count(void);
 #define TEXT2(x) #x
 #define TEXT(x) TEXT2(x)
 
+void *LOWER(mmap_at)(void *hint, size_t size);
 const char *lower_start(void) {
     setenv("SIDE_PRINTS", TEXT(HALF), 1);
+    if (getenv("HALF_HINT")) /* as a driver does at its start: the upper half is not loaded yet */
+        printf("%s.early %p\n", TEXT(HALF), LOWER(mmap_at)((void *)strtoul(getenv("HALF_HINT"), NULL, 16), 2 << 20));
     return getenv("HALF_FAILS");
 }
 
