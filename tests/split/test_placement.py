@@ -22,7 +22,7 @@ WINDOWS = {**default_windows(["one", "two"])}
 
 HALF = struct.Struct("<16s11Q")
 REGION = struct.Struct("<QQIi")
-REGIONS = 96
+REGIONS = 1024
 RECORD = struct.Struct("<QIIQQQQ4096s7Q8Q")
 """As abi.h declares them."""
 

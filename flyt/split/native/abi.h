@@ -16,7 +16,7 @@
 #define SPLIT_UPPER 0u    /* the upper half's index; lower halves follow in order of loading */
 #define SPLIT_HALVES 8u   /* one upper, up to seven lower: one byte of indices is plenty */
 #define SPLIT_THREADS 1024u /* upper-half threads that call a lower half at the same time */
-#define SPLIT_REGIONS 96u /* mappings noted per half when it has published; a half has about 40 */
+#define SPLIT_REGIONS 1024u /* mappings noted per half when it has published; Open MPI's has 72, a driver's may have more */
 #define SPLIT_NAME 16u
 #define SPLIT_VARIABLE "LHINFO_PTR"
 #define SPLIT_PRESET "0xffffffffffffffff" /* 18 characters, overwritten in place */
