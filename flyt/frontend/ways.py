@@ -23,10 +23,15 @@ from flyt.frontend.statistics import Statistics
 from flyt.frontend.streams import Stream
 from flyt.rpc import messages as m
 from flyt.shm import memory
-from flyt.shm.copy import CopyEngine
+from flyt.shm.copy import CopyEngine, Job
 
 INLINE_DEPTH = 4
 """Inline payloads in flight: enough to hide a round trip, few enough to leave room for others."""
+
+
+FILLING = 2
+"""Slots that are filled at once: while the first one's last pieces are under way the engine's
+threads are at the next one."""
 
 
 class Way(Protocol):
@@ -38,14 +43,15 @@ class Way(Protocol):
 
 
 class _Flight:
-    """One slot's way to the host: what it holds and what was sent tell, after an interrupt, how far
-    it came."""
+    """One slot's way: what it holds, what was queued and what was sent tell, after an interrupt,
+    how far it came."""
 
-    __slots__ = ("held", "part", "sent")
+    __slots__ = ("held", "jobs", "part", "sent")
 
     def __init__(self, part: Rows) -> None:
         self.part = part
         self.held: list[Slot] = []
+        self.jobs: list[Job] = []
         self.sent: list[Pending] = []
 
 
@@ -73,27 +79,47 @@ class StagedWay:
         if rows.size <= self._ring.largest:
             self._small_to_device(rows, stream)
             return
-        slots = self._slots
-        for part in rows.parts(slots.size):
-            held, sent = list[Slot](), list[Pending]()
-            try:
-                slot = slots.take(self._connection, held)
-                self._pack(slot.address, part)
-                pending = self._connection.submit(
-                    _in(part, slot.at, self._pid, stream),
-                    size=part.size,
-                    pages=(slot.at, part.size),
-                    finish=_giver(slots, slot),
-                    posted=True,
-                    stream=stream,
-                    sent=sent,
-                )
-            except BaseException:
-                if not sent:  # else the answer gives it back
-                    slots.give_back(held)
-                raise
-            slots.hold(slot, pending)
+        filling: collections.deque[_Flight] = collections.deque()
+        flight = _Flight(rows)
+        try:
+            for part in rows.parts(self._slots.size):
+                flight = _Flight(part)
+                while filling and not self._slots.try_take(flight.held):
+                    # Whoever fills a slot must not wait for another: all threads may.
+                    self._post(filling[0], stream)
+                    filling.popleft()
+                filling.append(flight)
+                if not flight.held:
+                    self._slots.take(self._connection, flight.held)
+                self._pack(flight)
+                while len(filling) > FILLING:
+                    self._post(filling[0], stream)
+                    filling.popleft()
+            while filling:
+                self._post(filling[0], stream)
+                filling.popleft()
+        except BaseException:
+            for begun in (*filling, flight):
+                self._engine.wait(begun.jobs)
+                if not begun.sent:  # else the answer gives it back
+                    self._slots.give_back(begun.held)
+            raise
         self._statistics.add("staged_h2d_bytes", rows.size)
+
+    def _post(self, flight: _Flight, stream: Stream) -> None:
+        """Send what the slot holds, once it holds it."""
+        slot, part = flight.held[0], flight.part
+        self._engine.wait(flight.jobs)
+        pending = self._connection.submit(
+            _in(part, slot.at, self._pid, stream),
+            size=part.size,
+            pages=(slot.at, part.size),
+            finish=_giver(self._slots, slot),
+            posted=True,
+            stream=stream,
+            sent=flight.sent,
+        )
+        self._slots.hold(slot, pending)
 
     def _small_to_device(self, rows: Rows, stream: Stream) -> None:
         """Place, bytes and command under one lock: an interrupt finds all of them or none."""
@@ -105,7 +131,7 @@ class StagedWay:
                     if rows.height == 1:
                         memory.copy(slot.address, rows.host, size)
                     else:
-                        self._pack(slot.address, rows)
+                        _gather(slot.address, rows)
                     pending = connection.submit(
                         _in(rows, slot.at, self._pid, stream),
                         size=size,
@@ -123,16 +149,18 @@ class StagedWay:
         self._statistics.add("staged_h2d_bytes", size)
 
     def to_host(self, rows: Rows, stream: Stream) -> None:
-        """Requests for as many slots as are free; each is drained as its DMA ends."""
+        """Requests for as many slots as are free; each is drained as its DMA ends, while the DMA of
+        the next ones goes on."""
         flying: collections.deque[_Flight] = collections.deque()
+        draining: collections.deque[_Flight] = collections.deque()
         parts = rows.parts(self._slots.size)
         part = next(parts, None)
         try:
-            while part is not None or flying:
+            while part is not None or flying or draining:
                 while part is not None:
                     # Whoever has a request in flight must not wait for a slot: others may too.
                     flight = _Flight(part)
-                    waits = not flying
+                    waits = not (flying or draining)
                     flying.append(flight)  # before it has anything: so an interrupt loses nothing
                     if waits:
                         self._slots.take(self._connection, flight.held)
@@ -141,13 +169,23 @@ class StagedWay:
                         break
                     self._request(flight, stream)
                     part = next(parts, None)
-                self._drain(flying[0])
-                flying.popleft()
+                if flying and (not draining or self._has_come(flying[0])):
+                    draining.append(flying[0])
+                    flying.popleft()
+                    self._drain(draining[-1])
+                else:
+                    self._engine.wait(draining[0].jobs)
+                    self._slots.give_back(draining[0].held)
+                    draining.popleft()
         except BaseException:
-            for flight in flying:
+            for flight in (*draining, *flying):
                 self._recover(flight)
             raise
         self._statistics.add("staged_d2h_bytes", rows.size)
+
+    def _has_come(self, flight: _Flight) -> bool:
+        self._connection.refresh()
+        return flight.sent[0].done
 
     def _request(self, flight: _Flight, stream: Stream) -> None:
         at, size = flight.held[0].at, flight.part.size
@@ -160,27 +198,26 @@ class StagedWay:
         )
 
     def _drain(self, flight: _Flight) -> None:
-        pending = flight.sent[0]
+        pending, part, slot = flight.sent[0], flight.part, flight.held[0].address
         self._connection.wait(pending)
         self._connection.checked(pending)
-        self._unpack(flight.part, flight.held[0].address)
-        self._slots.give_back(flight.held)
-
-    def _pack(self, slot: int, part: Rows) -> None:
         if part.height == 1:
-            self._engine.copy(slot, part.host, part.width)
+            self._engine.post(flight.jobs, part.host, slot, part.width)
         else:
-            move(Row(slot, part.width), Row(part.host, part.host_pitch), part.width, part.height)
+            place = Row(part.host, part.host_pitch)
+            move(place, Row(slot, part.width), part.width, part.height)
 
-    def _unpack(self, part: Rows, slot: int) -> None:
+    def _pack(self, flight: _Flight) -> None:
+        part, slot = flight.part, flight.held[0].address
         if part.height == 1:
-            self._engine.copy(part.host, slot, part.width)
+            self._engine.post(flight.jobs, slot, part.host, part.width)
         else:
-            move(Row(part.host, part.host_pitch), Row(slot, part.width), part.width, part.height)
+            _gather(slot, part)
 
     def _recover(self, flight: _Flight) -> None:
         """After an interrupt: a request that is on its way writes into its slot until it is
         answered, and that gives the slot back."""
+        self._engine.wait(flight.jobs)
         with self._connection.lock:
             if flight.held and flight.sent and not flight.sent[0].done:
                 pending, slot = flight.sent[0], flight.held[0]
@@ -277,9 +314,13 @@ def _packed(part: Rows) -> bytes:
     if part.height == 1:
         return bytes(memory.view(part.host, part.width))
     packed = np.empty(part.size, np.uint8)
-    to = Row(packed.ctypes.data, part.width)
-    move(to, Row(part.host, part.host_pitch), part.width, part.height)
+    _gather(packed.ctypes.data, part)
     return packed.tobytes()
+
+
+def _gather(to: int, part: Rows) -> None:
+    """Pack rows of host memory."""
+    move(Row(to, part.width), Row(part.host, part.host_pitch), part.width, part.height)
 
 
 def _giver(slots: StagingSlots, slot: Slot) -> Callable[[Pending], None]:

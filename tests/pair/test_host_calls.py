@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
@@ -110,14 +111,25 @@ def test_threads_that_wait_and_functions(session: flyt.Session) -> None:
 def test_errors_reach_callbacks_and_no_host_functions(
     backend: Callable[..., Any], connect: Callable[..., flyt.Session]
 ) -> None:
-    connect(backend(device_options="fault=fill:999:4:async"))
-    stream, seen = ok(cudart.cudaStreamCreate()), list[tuple[str, int]]()
-    address = ok(cudart.cudaMalloc(4096))
-    for _ in range(3):  # with the clearing of new memory, the fourth
-        ok(cudart.cudaMemsetAsync(address, 1, 4096, stream))
-    launch(stream, lambda status: seen.append(("callback", status)))
-    assert code(cudart.cudaStreamSynchronize(stream)) == 999
-    assert seen == [("callback", 999)]
+    connect(backend(device_options="fault=fill:700:2:async"))
+    stream, seen, go = ok(cudart.cudaStreamCreate()), list[tuple[str, int]](), threading.Event()
+    address = ok(cudart.cudaMalloc(4096))  # which is cleared: the first fill
+    done = threading.Event()
+    native = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: seen.append(("function", 0)))
+    function = cudart.cudaHostFn_t(ctypes.cast(native, ctypes.c_void_p).value or 0)
+    launch(stream, lambda _: go.wait(LIMIT) and None)
+    ok(cudart.cudaMemsetAsync(address, 1, 4096, stream))
+    ok(cudart.cudaLaunchHostFunc(stream, function, 0))
+
+    def callback(status: int) -> None:
+        seen.append(("callback", status))
+        done.set()
+
+    launch(stream, callback)
+    go.set()
+    assert code(cudart.cudaStreamSynchronize(stream)) == 700
+    assert done.wait(LIMIT)
+    assert seen == [("callback", 700)]
 
 
 def test_the_backends_end_is_told(

@@ -18,8 +18,8 @@ from flyt.backend.devices import codes
 from flyt.backend.devices.base import Device, DeviceSnapshot, Handle, Notification
 from flyt.backend.devices.cupy_calls import cuda
 from flyt.backend.devices.cupy_linear import CupyLinear
+from flyt.backend.devices.cupy_snapshot import take_snapshot
 from flyt.backend.devices.cupy_waiter import Waiter
-from flyt.backend.devices.properties import describe
 from flyt.errors import ConfigurationError, DeviceError
 
 CLOSE_LIMIT = 5.0
@@ -57,7 +57,7 @@ class CupyDevice(CupyLinear):
         self._waiters: dict[int, Waiter] = {}  # by stream, until that is destroyed
         self._leaving: set[Waiter] = set()  # of destroyed streams with work left
         self._stock: collections.deque[int] = collections.deque()  # idle events for marks
-        self._snapshot = self._describe()
+        self._snapshot = self._take_snapshot()
 
     def snapshot(self) -> DeviceSnapshot:
         return self._snapshot
@@ -175,21 +175,8 @@ class CupyDevice(CupyLinear):
     # --- inside ---
 
     @cuda
-    def _describe(self) -> DeviceSnapshot:
-        runtime, ordinal = self.runtime, self.ordinal
-        known = runtime.getDeviceProperties(ordinal)
-        name, memory = known["name"].decode(), int(known["totalGlobalMem"])
-        attributes = _attributes(runtime, ordinal)
-        others = (n for n in range(runtime.getDeviceCount()) if n != ordinal)
-        return DeviceSnapshot(
-            name=name,
-            total_memory=memory,
-            kind="cupy",
-            attributes=attributes,
-            properties=describe(attributes, name=name, memory=memory, uuid=_uuid(ordinal)),
-            pci_bus_id=str(runtime.deviceGetPCIBusId(ordinal)).rstrip("\0"),
-            peers=[n for n in others if runtime.deviceCanAccessPeer(ordinal, n)],
-        )
+    def _take_snapshot(self) -> DeviceSnapshot:
+        return take_snapshot(self.runtime, self.ordinal)
 
     @cuda
     def _discard(self, streams: list[int], events: list[int]) -> None:
@@ -257,33 +244,3 @@ def _runtime() -> Any:
         raise ConfigurationError(
             f"CuPy can't be imported ({reason}): install flyt[gpu], or use --device emulated"
         ) from exc
-
-
-def _attributes(runtime: Any, ordinal: int) -> dict[str, int]:
-    """Every attribute that CUDA's header names and this driver knows."""
-    # Imported here: a machine without a GPU has no use for it.
-    from cuda.bindings.runtime import cudaDeviceAttr
-
-    values = {}
-    for attribute in cudaDeviceAttr:
-        name = attribute.name.removeprefix("cudaDevAttr")
-        if name.startswith("Reserved"):
-            continue
-        try:
-            values[name] = int(runtime.deviceGetAttribute(int(attribute), ordinal))
-        except runtime.CUDARuntimeError:
-            continue  # newer than the driver
-    return values
-
-
-def _uuid(ordinal: int) -> bytes:
-    """From the driver: CuPy reads a UUID as C text, which ends at its first zero byte."""
-    # Imported here: a machine without a GPU has no use for it, and no driver to load.
-    from cuda.bindings import driver
-
-    code, device = driver.cuDeviceGet(ordinal)  # CUDA is initialised: the ordinals are CuPy's
-    if not code:
-        code, uuid = driver.cuDeviceGetUuid(device)
-    if code:
-        raise DeviceError(int(code), f"the UUID of device {ordinal}")
-    return bytes(uuid.bytes)
