@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import subprocess
 import threading
 import time
@@ -235,7 +236,7 @@ def test_sessions_with_workers_of_their_own_share_nothing(
 def test_another_principal_does_not_get_it(
     backend: Callable[..., Any], connect: Callable[..., flyt.Session], start_client: Any
 ) -> None:
-    served = backend(listen=["ipc:///tmp/flyt-handles.sock", "tcp://127.0.0.1:0"])
+    served = backend(listen=[f"ipc:///tmp/flyt-{os.getpid()}-h.sock", "tcp://127.0.0.1:0"])
     connect(served)
     _, handle = shared_block()
     there = {"FLYT_BACKEND": served.endpoints[1]}
