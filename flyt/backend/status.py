@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from flyt.backend.grants import FrameDesk
@@ -22,6 +22,7 @@ def status_report(
     served: ServedRegion | None,
     desk: FrameDesk | None,
     garbage: int,
+    suspended: Container[int],
     figures: Mapping[int, Mapping[str, Any]],
 ) -> dict[str, Any]:
     """What `flyt.rpc.messages.StatusReport` carries.
@@ -35,6 +36,8 @@ def status_report(
         None where the daemon serves without a region.
     garbage : int
         How many messages at the main endpoints were no HELLO.
+    suspended : container of int
+        Sessions.
     figures : mapping
         What workers say of their sessions; who is missing is shown with None.
     """
@@ -54,6 +57,7 @@ def status_report(
                 "worker": worker.pid,
                 "frames": len(desk.ledger.frames_of(record.session)) if desk is not None else 0,
                 "since": record.since,
+                "suspended": record.session in suspended,
                 **{name: figures.get(record.session, {}).get(name) for name in FIGURES},
             }
             for worker in running

@@ -22,8 +22,9 @@ from flyt.backend.limits import raise_descriptor_limit
 from flyt.backend.listening import Doors
 from flyt.backend.loop import EventLoop
 from flyt.backend.metrics import Metrics
+from flyt.backend.operators import Operators
 from flyt.backend.options import Options
-from flyt.backend.orders import Broken, Closed, Measured, Opened, Request, Returned
+from flyt.backend.orders import Broken, Closed, Measured, Opened, Paused, Request, Returned
 from flyt.backend.pool import WorkerPool
 from flyt.backend.reclaim import Reclaimer
 from flyt.backend.relay import Relay
@@ -31,6 +32,7 @@ from flyt.backend.served import ServedRegion
 from flyt.backend.signals import StopSignals
 from flyt.backend.status import status_report
 from flyt.backend.survey import Figures, Survey
+from flyt.backend.suspensions import Suspensions
 from flyt.backend.terms import Terms
 from flyt.backend.visitors import Visitors
 from flyt.backend.workers import START_LIMIT, Launch, WorkerProcess
@@ -68,8 +70,12 @@ class Supervisor:
             idle_seconds=options.idle_worker,
         )
         self._relay = Relay(self._loop, self._context) if options.single_port else None
-        self._terms = Terms(options, self._pool, self.survey)
-        self._handshakes = Handshakes(self._loop, self._pool, self._terms, self._relay)
+        self._suspensions = Suspensions(
+            self._loop, self._pool, per_session=options.isolation == "process"
+        )
+        operators = Operators(self.survey, self._suspensions)
+        self._terms = Terms(options, self._pool)
+        self._handshakes = Handshakes(self._loop, self._pool, self._terms, operators, self._relay)
         self._survey = Survey(self._loop, self._pool)
         self._visitors = Visitors(
             self._loop,
@@ -191,6 +197,7 @@ class Supervisor:
         drain = self._options.drain if self._serving else 0.0
         self._ending = True
         self._survey.close()
+        self._suspensions.close()
         if self._metrics is not None:
             self._metrics.close()
         self._handshakes.refuse_all("this backend is shutting down")
@@ -261,6 +268,8 @@ class Supervisor:
                 self._desk.returned(worker, message)
             case Measured():
                 self._survey.heard(worker, message)
+            case Paused():
+                self._suspensions.heard(worker, message)
             case Closed():
                 self._session_over(worker, message.session, message.reason)
             case Broken():
@@ -278,6 +287,7 @@ class Supervisor:
         if record is None:
             return
         log.info("session %016x of pid %d is over: %s", session, record.pid, reason)
+        self._suspensions.over(session)
         if self._desk is not None:
             self._desk.release(session)
         self._pool.settle(worker)
@@ -306,6 +316,7 @@ class Supervisor:
                     self._served,
                     self._desk,
                     self._handshakes.garbage,
+                    self._suspensions.sessions,
                     figures,
                 )
             )

@@ -4,23 +4,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 from flyt.backend.doorbell import Doorbell, free_bell
 from flyt.backend.options import Options
 from flyt.backend.orders import Opened
 from flyt.backend.pool import WorkerPool
-from flyt.backend.principals import is_own_user
 from flyt.backend.served import NO_REGION, ServedRegion
-from flyt.rpc.connections import Peer
 from flyt.rpc.handshake import Feature
-from flyt.rpc.messages import CREDITS, INLINE_CHUNK, Refused, StatusReport, Welcome
+from flyt.rpc.messages import CREDITS, INLINE_CHUNK, Welcome
 
 NO_DEVICE = 100
 """cudaErrorNoDevice: this client and this backend will never work together."""
-
-Survey = Callable[[Callable[[dict[str, Any]], object]], None]
 
 
 class Terms:
@@ -30,8 +25,6 @@ class Terms:
     ----------
     options : Options
     pool : WorkerPool
-    survey : callable
-        Calls its argument with what `flyt status` shows, at once or soon.
 
     Attributes
     ----------
@@ -41,10 +34,9 @@ class Terms:
         Where guests ring, likewise.
     """
 
-    def __init__(self, options: Options, pool: WorkerPool, survey: Survey) -> None:
+    def __init__(self, options: Options, pool: WorkerPool) -> None:
         self._options = options
         self._pool = pool
-        self._survey = survey
         self.served: ServedRegion | None = None
         self.doorbell: Doorbell | None = None
 
@@ -100,11 +92,3 @@ class Terms:
             bell=bell,
             **shared,
         )
-
-    def report(self, peer: Peer, then: Callable[[StatusReport | Refused], object]) -> None:
-        """Call ``then`` with the answer to AskStatus, at once or soon."""
-        if is_own_user(peer):
-            self._survey(lambda report: then(StatusReport(report)))
-        else:
-            text = "only the user who runs this backend may ask for its status"
-            then(Refused(NO_DEVICE, text))

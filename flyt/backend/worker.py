@@ -37,8 +37,11 @@ from flyt.backend.orders import (
     Measured,
     Open,
     Opened,
+    Paused,
     Ready,
     Reclaimed,
+    Resume,
+    Suspend,
 )
 from flyt.backend.reaper import Activity, Reaper
 from flyt.backend.registry import Registry
@@ -70,6 +73,7 @@ class Worker:
         """Closed, but their threads may still hold the socket for the last words."""
         self._lock = threading.Lock()
         self._broken: tuple[int, str] | None = None
+        self._paused = False
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         context = open_context()
         self._authentication = (
@@ -102,6 +106,8 @@ class Worker:
         except FlytError as exc:
             log.error("the supervisor does not listen: %s", exc)
             self._stop()
+        if isinstance(message, Paused):
+            self._paused = message.paused
         if isinstance(message, Closed) or (isinstance(message, Opened) and message.error):
             with self._lock:
                 session = self._sessions.pop(message.session, None)
@@ -143,16 +149,11 @@ class Worker:
         match order:
             case Open() if self._broken is None:
                 self._open(order)
-            case Granted() | Reclaimed():
+            case Granted() | Reclaimed() | End() | Suspend() | Resume():
                 with self._lock:
                     target = self._sessions.get(order.session)
                 if target is not None:
-                    target.deliver(order)
-            case End():
-                with self._lock:
-                    target = self._sessions.get(order.session)
-                if target is not None:
-                    target.end(order.reason, unless_attached=order.unless_attached)
+                    _hand_over(target, order)
             case Measure():
                 self._tell(
                     Measured({f"{one.id:016x}": one.holdings.figures() for one in self._all()})
@@ -184,6 +185,8 @@ class Worker:
         for session in self._all():
             session.end("the backend is shutting down")
         self._join(LEAVE_SECONDS)
+        if self._paused:  # a call to the driver would wait for a resumption
+            return 0
         self._services.reaper.leave()
         for device in self._services.devices:
             device.close()
@@ -199,6 +202,19 @@ class Worker:
             session.sticky(code, text)
         self._join(LAST_WORDS_SECONDS)
         return 1
+
+
+def _hand_over(target: Session, order: Granted | Reclaimed | End | Suspend | Resume) -> None:
+    """An order for one session, to its thread."""
+    match order:
+        case Granted() | Reclaimed():
+            target.deliver(order)
+        case End():
+            target.end(order.reason, unless_attached=order.unless_attached)
+        case Suspend():
+            target.suspend(order.patience)
+        case Resume():
+            target.resume()
 
 
 def _arguments() -> argparse.Namespace:

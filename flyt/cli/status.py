@@ -13,13 +13,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from flyt.cli.asking import ask_backend
 from flyt.errors import FlytError
-from flyt.frontend.greeting import ask
 from flyt.frontend.settings import Settings
-from flyt.rpc.endpoints import Endpoint
-from flyt.rpc.messages import AskStatus, Refused, StatusReport
-from flyt.rpc.patience import Deadline
-from flyt.rpc.sockets import open_context
+from flyt.rpc.greetings import AskStatus, StatusReport
 
 ANSWER_SECONDS = 5.0
 """A backend answers within half a second, even with a worker that is stuck."""
@@ -38,17 +35,10 @@ def fetch(settings: Settings) -> dict[str, Any]:
     FlytError
         Nobody listens there, or this user may not ask.
     """
-    endpoint = Endpoint.parse(settings.endpoint)
-    keys = settings.keys() if endpoint.scheme == "tcp" else None
-    context = open_context()
-    try:
-        answer = ask(context, endpoint, AskStatus(), Deadline.after(ANSWER_SECONDS), keys)
-    finally:
-        context.term()
+    answer = ask_backend(settings, AskStatus(), ANSWER_SECONDS)
     if isinstance(answer, StatusReport):
         return dict(answer.report)
-    reason = answer.text if isinstance(answer, Refused) else "the backend did not understand"
-    raise FlytError(f"{endpoint}: {reason}")
+    raise FlytError(f"{settings.endpoint}: the backend did not understand")
 
 
 def size(number: int | None) -> str:
@@ -73,7 +63,17 @@ def age(seconds: float) -> str:
 def table_of(report: dict[str, Any], now: float) -> Table:
     """The sessions."""
     table = Table()
-    for name in ("session", "pid", "client", "user", "age", "device memory", "frames", "in flight"):
+    for name in (
+        "session",
+        "pid",
+        "client",
+        "user",
+        "state",
+        "age",
+        "device memory",
+        "frames",
+        "in flight",
+    ):
         table.add_column(name, overflow="fold")
     table.add_column("moved")
     table.add_column("errors")
@@ -84,6 +84,7 @@ def table_of(report: dict[str, Any], now: float) -> Table:
             known["pid"],
             escape(one["program"]),
             escape(one["principal"]),
+            "suspended" if one["suspended"] else "running",
             age(now - one["since"]),
             size(one["device_bytes"]),
             known["frames"],

@@ -186,6 +186,20 @@ class Device(abc.ABC):
     def fill(self, address: int, value: int, size: int, stream: Handle) -> None:
         """cudaMemsetAsync."""
 
+    # --- checkpoint: of all devices of the process at once, so called on one of them ---
+
+    @abc.abstractmethod
+    def suspend(self) -> None:
+        """Moves the state of this process on its devices to host memory and gives up the devices
+        (cuCheckpointProcessLock, …Checkpoint). Nothing is in flight, and nothing is asked of any
+        device until `resume`. Waits, bounded; a process that it can't suspend is as before."""
+
+    @abc.abstractmethod
+    def resume(self) -> None:
+        """Brings everything back: the same bytes at the same addresses, streams, events and
+        registrations (cuCheckpointProcessRestore, …Unlock). DeviceError when the devices have no
+        room: then the process is suspended still. Waits, bounded."""
+
     @abc.abstractmethod
     def close(self) -> None:
         """Ends the device's threads; waits for running work, for at most a few seconds."""

@@ -11,12 +11,13 @@ import collections
 import functools
 import importlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from flyt.backend.devices import codes
+from flyt.backend.devices import checkpoint, codes, cupy_facts
 from flyt.backend.devices.base import Device, DeviceSnapshot, Handle, Notification
 from flyt.backend.devices.cupy_waiter import Waiter
 from flyt.backend.devices.properties import describe
@@ -215,6 +216,14 @@ class CupyDevice(Device):
     def fill(self, address: int, value: int, size: int, stream: Handle) -> None:
         self.runtime.memsetAsync(address, value, size, stream)
 
+    # --- checkpoint ---
+
+    def suspend(self) -> None:
+        checkpoint.suspend(os.getpid())
+
+    def resume(self) -> None:
+        checkpoint.resume(os.getpid())
+
     def close(self) -> None:
         deadline = time.monotonic() + CLOSE_LIMIT
         with self._lock:
@@ -240,14 +249,16 @@ class CupyDevice(Device):
         runtime, ordinal = self.runtime, self.ordinal
         known = runtime.getDeviceProperties(ordinal)
         name, memory = known["name"].decode(), int(known["totalGlobalMem"])
-        attributes = _attributes(runtime, ordinal)
+        attributes = cupy_facts.attributes(runtime, ordinal)
         others = (n for n in range(runtime.getDeviceCount()) if n != ordinal)
         return DeviceSnapshot(
             name=name,
             total_memory=memory,
             kind="cupy",
             attributes=attributes,
-            properties=describe(attributes, name=name, memory=memory, uuid=_uuid(ordinal)),
+            properties=describe(
+                attributes, name=name, memory=memory, uuid=cupy_facts.uuid(ordinal)
+            ),
             pci_bus_id=str(runtime.deviceGetPCIBusId(ordinal)).rstrip("\0"),
             peers=[n for n in others if runtime.deviceCanAccessPeer(ordinal, n)],
         )
@@ -318,33 +329,3 @@ def _runtime() -> Any:
         raise ConfigurationError(
             f"CuPy can't be imported ({reason}): install flyt[gpu], or use --device emulated"
         ) from exc
-
-
-def _attributes(runtime: Any, ordinal: int) -> dict[str, int]:
-    """Every attribute that CUDA's header names and this driver knows."""
-    # Imported here: a machine without a GPU has no use for it.
-    from cuda.bindings.runtime import cudaDeviceAttr
-
-    values = {}
-    for attribute in cudaDeviceAttr:
-        name = attribute.name.removeprefix("cudaDevAttr")
-        if name.startswith("Reserved"):
-            continue
-        try:
-            values[name] = int(runtime.deviceGetAttribute(int(attribute), ordinal))
-        except runtime.CUDARuntimeError:
-            continue  # newer than the driver
-    return values
-
-
-def _uuid(ordinal: int) -> bytes:
-    """From the driver: CuPy reads a UUID as C text, which ends at its first zero byte."""
-    # Imported here: a machine without a GPU has no use for it, and no driver to load.
-    from cuda.bindings import driver
-
-    code, device = driver.cuDeviceGet(ordinal)  # CUDA is initialised: the ordinals are CuPy's
-    if not code:
-        code, uuid = driver.cuDeviceGetUuid(device)
-    if code:
-        raise DeviceError(int(code), f"the UUID of device {ordinal}")
-    return bytes(uuid.bytes)

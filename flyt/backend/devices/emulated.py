@@ -17,7 +17,6 @@ from flyt.backend.devices.base import Device, DeviceSnapshot, Handle, Mark, Noti
 from flyt.backend.devices.emulated_context import Context
 from flyt.backend.devices.emulated_memory import Dying, Memory, Pool
 from flyt.backend.devices.emulated_stream import Event, Record, Stream
-from flyt.backend.devices.properties import describe
 from flyt.errors import DeviceError
 
 NAME = "Flyt emulated device"
@@ -69,24 +68,8 @@ class EmulatedDevice(Device):
             context.streams.append(self._streams)
 
     def snapshot(self) -> DeviceSnapshot:
-        attributes = emulated_attributes.attributes(self.ordinal)
-        properties = describe(
-            attributes,
-            name=NAME,
-            memory=self._memory.size,
-            uuid=emulated_attributes.identity(self.ordinal),
-        )
-        # They lie in one address space: each reads the others' memory.
-        peers = [n for n in range(self._context.options.devices) if n != self.ordinal]
-        return DeviceSnapshot(
-            name=NAME,
-            total_memory=self._memory.size,
-            kind="emulated",
-            attributes=attributes,
-            properties=properties,
-            pci_bus_id=emulated_attributes.pci_bus_id(self.ordinal),
-            peers=peers,
-        )
+        count = self._context.options.devices
+        return emulated_attributes.snapshot(NAME, self.ordinal, self._memory.size, count)
 
     def memory(self) -> tuple[int, int]:
         self._enter("memory")
@@ -247,6 +230,18 @@ class EmulatedDevice(Device):
                     _fill(address, value, size)
                     return
                 queue.start().put_work(lambda: _fill(address, value, size), failure)
+
+    # --- checkpoint ---
+
+    def suspend(self) -> None:
+        self._enter("suspend")
+        with self._context.lock:
+            self._context.suspend()
+
+    def resume(self) -> None:
+        self._enter("resume")
+        with self._context.lock:
+            self._context.resume()
 
     def close(self) -> None:
         context = self._context
