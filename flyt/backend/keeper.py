@@ -32,8 +32,7 @@ from flyt.backend.orders import (
     Sweep,
 )
 from flyt.errors import FlytError, RegionError
-from flyt.shm import memory
-from flyt.shm import runs as frame_runs
+from flyt.shm import memory, runs as frame_runs
 from flyt.shm.layout import FrameState, Geometry
 from flyt.shm.runs import Run
 from flyt.shm.table import FrameTable

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every message between a frontend and a backend, declared once.
+"""Every message between a frontend and a backend: its code, and what all have in common.
 
 Every command carries an ``id`` that the frontend counts up from 1 and gets exactly one `Result`
 with that id. Sizes, offsets and addresses are in bytes. ``index`` is an offset into the session's
@@ -13,37 +13,37 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from flyt.rpc.codec import (
-    U8,
-    U32,
-    U64,
-    Flag,
-    Numbers,
-    Runs,
-    Text,
-    Token,
-    Vocabulary,
-)
+from flyt.rpc.answers import Credit as Credit, Done as Done, Result as Result, Sticky as Sticky
+from flyt.rpc.codec import U64, Flag, Runs, Token, Vocabulary
 from flyt.rpc.greetings import (
     HELLOS as HELLOS,
-)
-from flyt.rpc.greetings import (
     WELCOMES as WELCOMES,
-)
-from flyt.rpc.greetings import (
     AskStatus as AskStatus,
-)
-from flyt.rpc.greetings import (
     Hello as Hello,
-)
-from flyt.rpc.greetings import (
     Refused as Refused,
-)
-from flyt.rpc.greetings import (
     StatusReport as StatusReport,
-)
-from flyt.rpc.greetings import (
     Welcome as Welcome,
+)
+from flyt.rpc.memory_commands import (
+    CopyIn as CopyIn,
+    CopyOn as CopyOn,
+    CopyOut as CopyOut,
+    Free as Free,
+    Malloc as Malloc,
+    MemInfo as MemInfo,
+    Memset as Memset,
+    Pull as Pull,
+    Push as Push,
+)
+from flyt.rpc.stream_commands import (
+    FIRST_STREAM as FIRST_STREAM,
+    Elapsed as Elapsed,
+    EventCreate as EventCreate,
+    EventDestroy as EventDestroy,
+    EventRecord as EventRecord,
+    StreamCreate as StreamCreate,
+    StreamDestroy as StreamDestroy,
+    StreamWait as StreamWait,
 )
 
 PROTOCOL_VERSION = 1
@@ -107,154 +107,6 @@ class Shrink:
 
 
 @dataclass(slots=True)
-class Malloc:
-    """Values: [device address]. ``taken`` names the block of the answer before, whose address the
-    frontend could not reserve: it is kept aside; 0 otherwise."""
-
-    id: U64
-    device: U32
-    size: U64
-    taken: U64
-
-
-@dataclass(slots=True)
-class Free:
-    id: U64
-    address: U64
-
-
-@dataclass(slots=True)
-class CopyIn:
-    """Window to device."""
-
-    id: U64
-    address: U64
-    index: U64
-    size: U64
-    pid: U32
-    stream: U64 = 0
-
-
-@dataclass(slots=True)
-class CopyOut:
-    """Device to window."""
-
-    id: U64
-    address: U64
-    index: U64
-    size: U64
-    pid: U32
-    stream: U64 = 0
-
-
-@dataclass(slots=True)
-class CopyOn:
-    """Device to device."""
-
-    id: U64
-    destination: U64
-    source: U64
-    size: U64
-    stream: U64 = 0
-
-
-@dataclass(slots=True)
-class Push:
-    """Inline host to device: the bytes are the message's second frame."""
-
-    id: U64
-    address: U64
-    size: U64
-    stream: U64 = 0
-
-
-@dataclass(slots=True)
-class Pull:
-    """Inline device to host: the bytes are the second frame of the Result."""
-
-    id: U64
-    address: U64
-    size: U64
-    stream: U64 = 0
-
-
-@dataclass(slots=True)
-class Memset:
-    id: U64
-    address: U64
-    value: U8
-    size: U64
-    stream: U64 = 0
-
-
-@dataclass(slots=True)
-class StreamCreate:
-    """The frontend mints the number, from `FIRST_STREAM` up, so that creating is a post."""
-
-    id: U64
-    stream: U64
-    device: U32
-    flags: U32
-    urgency: U32
-    """cudaStreamCreateWithPriority's priority, with the sign turned: 0 is the lowest."""
-
-
-@dataclass(slots=True)
-class StreamDestroy:
-    id: U64
-    stream: U64
-
-
-@dataclass(slots=True)
-class StreamWait:
-    """Work put on ``stream`` from now on waits for the last record of ``event``."""
-
-    id: U64
-    stream: U64
-    event: U64
-
-
-@dataclass(slots=True)
-class EventCreate:
-    id: U64
-    event: U64
-    device: U32
-    flags: U32
-
-
-@dataclass(slots=True)
-class EventDestroy:
-    id: U64
-    event: U64
-
-
-@dataclass(slots=True)
-class EventRecord:
-    """Answered when the event is reached: so a query of it needs no message."""
-
-    id: U64
-    event: U64
-    stream: U64
-
-
-@dataclass(slots=True)
-class Elapsed:
-    """Values: [the bits of a 32-bit float, milliseconds]."""
-
-    id: U64
-    start: U64
-    end: U64
-
-
-@dataclass(slots=True)
-class MemInfo:
-    """Values: [free, total]."""
-
-    id: U64
-    device: U32
-
-
-@dataclass(slots=True)
 class Ping:
     id: U64
 
@@ -291,54 +143,10 @@ COMMAND_CODES = {
 }
 
 
-# --- answers of a session ------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Result:
-    """The one answer to command ``id``."""
-
-    id: U64
-    status: U32
-    """A cudaError_t, or a `Status`."""
-    taken: U64
-    """How many commands of the session were taken so far: each gives its credit back."""
-    values: Numbers
-    text: Text
-    """For people: why it failed."""
-
-
-@dataclass(slots=True)
-class Done:
-    """Answers the commands from ``first`` on, ``count`` of them: success, with no values."""
-
-    taken: U64
-    first: U64
-    count: U32
-
-
-@dataclass(slots=True)
-class Credit:
-    """Gives credits back when many commands were taken and none has finished."""
-
-    taken: U64
-
-
-@dataclass(slots=True)
-class Sticky:
-    """The worker's last word: its context is gone with this cudaError_t."""
-
-    code: U32
-    text: Text
-
-
 REPLY_CODES = {1: Result, 2: Credit, 3: Sticky, 4: Done}
 
 COMMANDS = Vocabulary("the client", COMMAND_CODES)
 REPLIES = Vocabulary("the backend", REPLY_CODES)
-
-FIRST_STREAM = 256
-"""Numbers below name the legacy default stream of the device with that ordinal."""
 
 CREDITS = 224
 """Commands a client may have on their way and not yet taken: bounds what one client can queue.

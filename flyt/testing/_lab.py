@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -46,10 +47,15 @@ WORKLOADS = (
     (256 << 20, 8),
     (512 << 20, 16),
     (512 << 20, 64),
+    (512 << 20, 256),
+    (512 << 20, 1024),
 )
-"""Bytes of one copy on the device, and how many keep a stream busy: from 0.1 to 20 ms on a fast
+"""Bytes of one copy on the device, and how many keep a stream busy: from 0.1 to 300 ms on a fast
 GPU, some 200 times longer where memory is emulated. The next is tried when one was too short. Large
 copies rather than many: each has to take longer than it takes to issue one through a remote API."""
+
+LONG_ENOUGH = 0.5
+"""Seconds: work that took so long and was always done was waited for; no longer work is tried."""
 
 HOST_PAGE = 65_536
 """Bytes; no base page of Linux is larger, so registrations of such pages share none."""
@@ -78,11 +84,13 @@ class Work:
         for _ in range(rounds):
             lab.ok(lab.rt.cudaMemcpyAsync(destination, source, size, D2D, stream))
 
-    def grow(self, rt: Any) -> bool:
-        """Make it longer for what follows; False, and short again, when it was the longest."""
-        self._level = (self._level + 1) % len(WORKLOADS)
+    def grow(self, rt: Any, taken: float) -> bool:
+        """Make it longer for what follows than the ``taken`` seconds; False, and short again, when
+        it was long enough."""
+        longest = self._level + 1 == len(WORKLOADS) or taken >= LONG_ENOUGH
+        self._level = 0 if longest else self._level + 1
         self.free(rt)
-        return self._level > 0
+        return not longest
 
     def free(self, rt: Any) -> None:
         while self._blocks:
@@ -221,13 +229,14 @@ class Lab:
         """
         longer = True
         while longer:
+            since = time.monotonic()
             guard = self._occupy(stream)
             seen = observe()
             still = int(self.rt.cudaEventQuery(guard)[0])
             self.ok(self.rt.cudaDeviceSynchronize())
             if still == NOT_READY:
                 return seen
-            longer = self._work.grow(self.rt)
+            longer = self._work.grow(self.rt, time.monotonic() - since)
         raise FactBroken(
             "the work of the stream was always done when the call under test returned: "
             "it waited for the stream, or nothing is asynchronous here"
@@ -237,6 +246,7 @@ class Lab:
         """Whether ``call()`` returned only after work that was unfinished when it was called."""
         longer = True
         while longer:
+            since = time.monotonic()
             guard = self._occupy(stream)
             before = int(self.rt.cudaEventQuery(guard)[0])
             call()
@@ -244,7 +254,7 @@ class Lab:
             self.ok(self.rt.cudaDeviceSynchronize())
             if before == NOT_READY:
                 return after == 0
-            longer = self._work.grow(self.rt)
+            longer = self._work.grow(self.rt, time.monotonic() - since)
         raise FactBroken("nothing is asynchronous here: work is done as soon as it was issued")
 
     def _occupy(self, stream: Any) -> Any:

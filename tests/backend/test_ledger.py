@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from flyt.backend.ledger import NAMED_LIMIT, UNNAMEABLE, Ledger

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import itertools
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from flyt.backend.devices.emulated_memory import Memory, Pool
 from flyt.errors import DeviceError

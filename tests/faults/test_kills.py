@@ -17,6 +17,7 @@ SEED = 20_261_128
 AT_ONCE = 4
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("isolation", "kills"), [("shared", 104), ("process", 16)])
 def test_random_kills(
     backend: Callable[..., Any], tmp_path: Path, isolation: str, kills: int

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from flyt.errors import ConfigurationError
 from flyt.frontend.settings import LARGEST_SLOT, SHARE_OF_REGION, Settings

@@ -16,8 +16,7 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from flyt import ipc
 from flyt.errors import ConfigurationError, HandshakeError, PeerLost, PeerTimeout, ProtocolError

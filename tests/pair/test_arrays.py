@@ -329,6 +329,7 @@ def test_the_interface_names_the_stream_that_filled_it(session: flyt.Session) ->
     made.close()
 
 
+@pytest.mark.alone
 def test_close_gives_the_memory_back_once(session: flyt.Session) -> None:
     keep = flyt.DeviceArray(1 << 20, np.uint8)  # a pool of the device's own may grow once
     before = free_bytes()
@@ -348,6 +349,7 @@ def test_close_gives_the_memory_back_once(session: flyt.Session) -> None:
     keep.close()
 
 
+@pytest.mark.alone
 def test_a_dropped_array_is_freed_by_the_next_call(session: flyt.Session) -> None:
     before = free_bytes()
     made = flyt.DeviceArray(8 << 20, np.uint8)
@@ -362,6 +364,7 @@ def test_a_dropped_array_is_freed_by_the_next_call(session: flyt.Session) -> Non
     assert free_bytes() == before
 
 
+@pytest.mark.alone
 def test_a_failed_copy_leaves_no_memory_behind(session: flyt.Session) -> None:
     before = free_bytes()
     with pytest.raises(flyt.DeviceError) as caught:

@@ -53,6 +53,7 @@ def check(done: subprocess.CompletedProcess[str], *but: str) -> None:
     assert not skipped, text
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("way", REACHED)
 def test_flyt_does_what_cuda_does(
     way: str, backend: Callable[..., Any], run_client: Callable[..., Any]

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from flyt.backend import orders
 from flyt.errors import ProtocolError

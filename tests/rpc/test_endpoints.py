@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from flyt.errors import ConfigurationError
 from flyt.rpc.endpoints import SUN_PATH_LIMIT, Endpoint, port_range

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import msgpack
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from flyt.errors import HandshakeError
 from flyt.rpc.handshake import (

@@ -6,8 +6,7 @@ from __future__ import annotations
 import struct
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from flyt.errors import ConfigurationError, RegionError
 from flyt.shm import layout

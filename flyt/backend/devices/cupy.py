@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from flyt.backend.devices import checkpoint, codes, cupy_facts
+from flyt.backend.devices import checkpoint, codes
 from flyt.backend.devices.base import Device, DeviceSnapshot, Handle, Notification
+from flyt.backend.devices.cupy_snapshot import take_snapshot
 from flyt.backend.devices.cupy_waiter import Waiter
-from flyt.backend.devices.properties import describe
 from flyt.errors import ConfigurationError, DeviceError
 
 CLOSE_LIMIT = 5.0
@@ -87,7 +87,7 @@ class CupyDevice(Device):
         self._waiters: dict[int, Waiter] = {}  # by stream, until that is destroyed
         self._leaving: set[Waiter] = set()  # of destroyed streams with work left
         self._stock: collections.deque[int] = collections.deque()  # idle events for marks
-        self._snapshot = self._describe()
+        self._snapshot = self._take_snapshot()
 
     def snapshot(self) -> DeviceSnapshot:
         return self._snapshot
@@ -245,23 +245,8 @@ class CupyDevice(Device):
     # --- inside ---
 
     @_cuda
-    def _describe(self) -> DeviceSnapshot:
-        runtime, ordinal = self.runtime, self.ordinal
-        known = runtime.getDeviceProperties(ordinal)
-        name, memory = known["name"].decode(), int(known["totalGlobalMem"])
-        attributes = cupy_facts.attributes(runtime, ordinal)
-        others = (n for n in range(runtime.getDeviceCount()) if n != ordinal)
-        return DeviceSnapshot(
-            name=name,
-            total_memory=memory,
-            kind="cupy",
-            attributes=attributes,
-            properties=describe(
-                attributes, name=name, memory=memory, uuid=cupy_facts.uuid(ordinal)
-            ),
-            pci_bus_id=str(runtime.deviceGetPCIBusId(ordinal)).rstrip("\0"),
-            peers=[n for n in others if runtime.deviceCanAccessPeer(ordinal, n)],
-        )
+    def _take_snapshot(self) -> DeviceSnapshot:
+        return take_snapshot(self.runtime, self.ordinal)
 
     @_cuda
     def _discard(self, streams: list[int], events: list[int]) -> None:

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands about streams and events.
+
+What all commands share is told in `flyt.rpc.messages`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flyt.rpc.codec import U32, U64
+
+FIRST_STREAM = 256
+"""Numbers below name the legacy default stream of the device with that ordinal."""
+
+
+@dataclass(slots=True)
+class StreamCreate:
+    """The frontend mints the number, from `FIRST_STREAM` up, so that creating is a post."""
+
+    id: U64
+    stream: U64
+    device: U32
+    flags: U32
+    urgency: U32
+    """cudaStreamCreateWithPriority's priority, with the sign turned: 0 is the lowest."""
+
+
+@dataclass(slots=True)
+class StreamDestroy:
+    id: U64
+    stream: U64
+
+
+@dataclass(slots=True)
+class StreamWait:
+    """Work put on ``stream`` from now on waits for the last record of ``event``."""
+
+    id: U64
+    stream: U64
+    event: U64
+
+
+@dataclass(slots=True)
+class EventCreate:
+    id: U64
+    event: U64
+    device: U32
+    flags: U32
+
+
+@dataclass(slots=True)
+class EventDestroy:
+    id: U64
+    event: U64
+
+
+@dataclass(slots=True)
+class EventRecord:
+    """Answered when the event is reached: so a query of it needs no message."""
+
+    id: U64
+    event: U64
+    stream: U64
+
+
+@dataclass(slots=True)
+class Elapsed:
+    """Values: [the bits of a 32-bit float, milliseconds]."""
+
+    id: U64
+    start: U64
+    end: U64
