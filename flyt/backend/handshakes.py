@@ -238,7 +238,12 @@ class Handshakes:
             since=time.time(),
             bell=self._terms.free_bell() if Feature.DOORBELL in pending.features else 0,
         )
-        worker.open(record, pending.token, self._terms.memory_limit)
+        region = None
+        if Feature.REGION in pending.features:
+            region = self._terms.own_region(
+                record.session, pending.token, record.peer, pending.listener.endpoint
+            )
+        worker.open(record, pending.token, self._terms.memory_limit, region)
 
     def _gone(self, key: tuple[int, int]) -> None:
         pending = self._pending.get(key)
@@ -260,6 +265,7 @@ class Handshakes:
         pending = next((p for p in self._of(worker) if p.session == opened.session), None)
         if opened.error:
             worker.sessions.pop(opened.session, None)
+            self._terms.not_opened(opened.session)
             if pending is not None:
                 self._refuse(pending, f"no socket for the session: {opened.error}")
             self._pool.settle(worker)

@@ -15,6 +15,9 @@ DEVICES = ("auto", "cupy", "emulated")
 ISOLATIONS = ("shared", "process")
 """Who shares a worker process: the sessions of one principal, or none."""
 
+PER_CLIENT = "per-client"
+"""The --region that stands for one of each client's own."""
+
 MAX_WORKERS = 64
 """Default of ``--max-workers``: each holds a CUDA context of some 500 MB, so these fill any GPU."""
 
@@ -60,7 +63,8 @@ class Options:
     Attributes
     ----------
     region : str or None
-        Name or path of the region; None serves without one, all payloads inline.
+        Name or path of the region, or ``"per-client"``; None serves without one, all payloads
+        inline.
     size : int or None
         None: the size of the existing region, else what fits (see `flyt.backend.served`).
     listen : tuple of str
@@ -159,10 +163,30 @@ class Options:
                 )
         if self.metrics is not None:
             _check_metrics(self.metrics, self.insecure)
+        if self.is_private:
+            self._check_private()
         if self.doorbell is not None:
             _check_doorbell(self.doorbell, self.region)
         _check_descriptor("--ready-fd", self.ready_fd)
         _check_descriptor("--with-parent-fd", self.parent_fd)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether each client gets a region of its own."""
+        return self.region == PER_CLIENT
+
+    def _check_private(self) -> None:
+        if not any(text.startswith("ipc:") for text in self.listen):
+            raise ConfigurationError(
+                "--region per-client: regions are handed out over UNIX sockets, so add --listen "
+                "ipc:///path"
+            )
+        if self.keep_region:
+            raise ConfigurationError(
+                "--keep-region: with --region per-client there is none to keep"
+            )
+        if self.doorbell is not None:
+            raise ConfigurationError("--doorbell is for the region of a guest, not for per-client")
 
     @property
     def keys(self) -> tuple[str, str] | None:

@@ -32,6 +32,10 @@ class Open:
     """Bytes of device memory this session may hold; 0 means no limit of its own."""
     bell: U32
     """Which of the worker's doorbells is the session's, from 1; 0: none."""
+    region_size: U64 = 0
+    """Bytes of the session's own region, whose descriptor comes with this message; 0: it uses the
+    worker's, if there is one."""
+    page_size: U32 = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from flyt.backend.inbox import Inbox
 from flyt.backend.memory_commands import Stall
 from flyt.backend.orders import Closed, Granted, Open, Opened, Paused, Reclaimed
 from flyt.backend.resting import Resting
-from flyt.backend.services import Services
+from flyt.backend.services import OwnRegion, Services
 from flyt.backend.streams import SessionStream
 from flyt.backend.suspension import Suspension
 from flyt.backend.wire import SOCKET_LIMITS, Wire
@@ -54,9 +54,11 @@ _MESSAGES_A_TURN = 64
 class Session(threading.Thread):
     """Serves one client until its connection, its client or its worker ends."""
 
-    def __init__(self, services: Services, order: Open) -> None:
+    def __init__(self, services: Services, order: Open, own: OwnRegion | None = None) -> None:
         super().__init__(name=f"flyt-session-{order.session:016x}", daemon=True)
         self.services = services
+        self._own = own
+        self.region = own.region if own is not None else services.region
         self.order = order
         self.id = order.session
         self.pid = order.pid
@@ -130,6 +132,7 @@ class Session(threading.Thread):
         except (ConfigurationError, zmq.ZMQError, OSError) as exc:
             self.services.tell(Opened(self.id, 0, "", f"no socket for the session: {exc}"))
             self._inbox.close()
+            self._close_region()
             return
         bell = self.services.bell(self.order.bell)
         wire = self._wire = Wire(listener, functools.partial(admits, self.order), bell)
@@ -158,6 +161,11 @@ class Session(threading.Thread):
             if answers.have_ended:
                 wire.farewell(FAREWELL_SECONDS)
             listener.close()
+            self._close_region()
+
+    def _close_region(self) -> None:
+        if self._own is not None:
+            self._own.close()
 
     def _serve(self, listener: Listener, wire: Wire, answers: Answers) -> None:
         rest = Resting(listener, wire, self._inbox.fileno())

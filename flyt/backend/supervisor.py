@@ -23,9 +23,10 @@ from flyt.backend.listening import Doors
 from flyt.backend.loop import EventLoop
 from flyt.backend.metrics import Metrics
 from flyt.backend.operators import Operators
-from flyt.backend.options import Options
+from flyt.backend.options import PER_CLIENT, Options
 from flyt.backend.orders import Broken, Closed, Measured, Opened, Paused, Request, Returned
 from flyt.backend.pool import WorkerPool
+from flyt.backend.private import PRIVATE_SIZE, PrivateRegions
 from flyt.backend.reclaim import Reclaimer
 from flyt.backend.relay import Relay
 from flyt.backend.served import ServedRegion
@@ -38,6 +39,7 @@ from flyt.backend.visitors import Visitors
 from flyt.backend.workers import START_LIMIT, Launch, WorkerProcess
 from flyt.errors import ConfigurationError
 from flyt.rpc.sockets import Listener, open_context
+from flyt.shm.layout import Geometry
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +87,8 @@ class Supervisor:
         )
         self._authentication: Authentication | None = None
         self._served: ServedRegion | None = None
-        self._desk: FrameDesk | None = None
+        self._desk: FrameDesk | PrivateRegions | None = None
+        self._reclaimer: Reclaimer | None = None
         self._doors: Doors | None = None
         self._metrics: Metrics | None = None
         self._serving = self._ending = False
@@ -117,11 +120,11 @@ class Supervisor:
         options = self._options
         if options.parent_fd is not None:
             self._loop.watch(options.parent_fd, self._parent_ended)
-        if options.region is not None:
+        if options.region is not None and not options.is_private:
             self._served = self._terms.served = served = ServedRegion(options)
             ledger = Ledger(served.geometry.page_count)
             reclaimer = Reclaimer(self._loop, served, ledger, self._log_level)
-            self._desk = FrameDesk(ledger, reclaimer)
+            self._desk, self._reclaimer = FrameDesk(ledger, reclaimer), reclaimer
             reclaimer.start()
             self._loop.call_later(options.sweep, self._sweep)
             if options.doorbell is not None:
@@ -136,6 +139,11 @@ class Supervisor:
             relays=self._relay is not None,
             key=self._authentication.key if self._authentication is not None else None,
         )
+        if options.is_private:
+            geometry = Geometry.plan(options.size or PRIVATE_SIZE, options.page_size)
+            endpoints = [listener.endpoint for listener in self._doors]
+            self._terms.private = PrivateRegions(self._loop, geometry, endpoints)
+            self._desk = self._terms.private
         for listener in self._doors:
             self._watch(listener)
         if options.metrics is not None:
@@ -166,7 +174,7 @@ class Supervisor:
         self._visitors.came(listener)
 
     def _announce(self, endpoints: list[str]) -> None:
-        region = self._served.region.path if self._served is not None else ""
+        region, _ = self._region
         log.info(
             "serving device %s, region %s, at %s",
             self._options.device,
@@ -212,9 +220,11 @@ class Supervisor:
             self._terms.doorbell.close()
         hurried = self._stops + 1
         self._pool.leave(drain, lambda: self._stops >= hurried)
-        if self._desk is not None and self._served is not None:
+        if self._reclaimer is not None and self._served is not None:
             finish = self._served.survives and self._stops < hurried
-            self._desk.reclaimer.leave(drain if finish else 0.0)
+            self._reclaimer.leave(drain if finish else 0.0)
+        if self._terms.private is not None:
+            self._terms.private.close()
         if self._served is not None:
             self._served.close()
         if self._authentication is not None:
@@ -224,9 +234,16 @@ class Supervisor:
     def _sweep(self) -> None:
         if self._served is not None:
             self._served.mend()
-        if self._desk is not None:
-            self._desk.reclaimer.sweep()
+        if self._reclaimer is not None:
+            self._reclaimer.sweep()
         self._loop.call_later(self._options.sweep, self._sweep)
+
+    @property
+    def _region(self) -> tuple[str, int]:
+        """Its path and epoch, for people."""
+        if self._served is not None:
+            return self._served.region.path, self._served.epoch
+        return (PER_CLIENT if self._options.is_private else ""), 0
 
     # --- what a worker is started with ---
 
@@ -313,7 +330,7 @@ class Supervisor:
                     self._options.device,
                     self._options.isolation,
                     self._pool,
-                    self._served,
+                    self._region,
                     self._desk,
                     self._handshakes.garbage,
                     self._suspensions.sessions,

@@ -10,9 +10,12 @@ from flyt.backend.doorbell import Doorbell, free_bell
 from flyt.backend.options import Options
 from flyt.backend.orders import Opened
 from flyt.backend.pool import WorkerPool
+from flyt.backend.private import PrivateRegions
 from flyt.backend.served import NO_REGION, ServedRegion
+from flyt.rpc.endpoints import Endpoint
 from flyt.rpc.handshake import Feature
 from flyt.rpc.messages import CREDITS, INLINE_CHUNK, Welcome
+from flyt.shm.layout import Geometry
 
 NO_DEVICE = 100
 """cudaErrorNoDevice: this client and this backend will never work together."""
@@ -30,6 +33,8 @@ class Terms:
     ----------
     served : ServedRegion or None
         The region, once there is one.
+    private : PrivateRegions or None
+        Those of the clients, likewise.
     doorbell : Doorbell or None
         Where guests ring, likewise.
     """
@@ -38,6 +43,7 @@ class Terms:
         self._options = options
         self._pool = pool
         self.served: ServedRegion | None = None
+        self.private: PrivateRegions | None = None
         self.doorbell: Doorbell | None = None
 
     @property
@@ -60,6 +66,21 @@ class Terms:
         """Whether guests can ring."""
         return self.doorbell is not None
 
+    def own_region(
+        self, session: int, token: bytes, uid: str, endpoint: Endpoint
+    ) -> tuple[int, Geometry] | None:
+        """A region for this session alone, if that is how regions are given here: only over a UNIX
+        socket can it be handed out."""
+        if self.private is None or endpoint.scheme != "ipc":
+            return None
+        fd = self.private.make(session, token, uid, endpoint)
+        return (fd, self.private.geometry) if fd >= 0 else None
+
+    def not_opened(self, session: int) -> None:
+        """A worker could not open this session."""
+        if self.private is not None:
+            self.private.release(session)
+
     def free_bell(self) -> int:
         """A bell that no session has; 0 if there is none."""
         return free_bell(r.bell for worker in self._pool for r in worker.sessions.values())
@@ -74,7 +95,9 @@ class Terms:
     ) -> Welcome:
         """The words of welcome to a session that has its socket."""
         served = self.served
-        if served is None or Feature.REGION not in features or not served.is_whole():
+        if self.private is not None:
+            shared = self.private.welcome(opened.session)
+        elif served is None or Feature.REGION not in features or not served.is_whole():
             shared = NO_REGION
         else:
             served.mend()

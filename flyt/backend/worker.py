@@ -45,9 +45,9 @@ from flyt.backend.orders import (
 )
 from flyt.backend.reaper import Activity, Reaper
 from flyt.backend.registry import Registry
-from flyt.backend.services import Services
+from flyt.backend.services import OwnRegion, Services
 from flyt.backend.session import Session
-from flyt.errors import DeviceError, FlytError, RegionError, SessionLost
+from flyt.errors import DeviceError, FlytError, ProtocolError, RegionError, SessionLost
 from flyt.rpc.sockets import open_context
 from flyt.shm.layout import Geometry
 from flyt.shm.window import Window, pick_base
@@ -147,8 +147,8 @@ class Worker:
 
     def _obey(self, order: object) -> None:
         match order:
-            case Open() if self._broken is None:
-                self._open(order)
+            case Open():
+                self._open(order, self._own_region(order))
             case Granted() | Reclaimed() | End() | Suspend() | Resume():
                 with self._lock:
                     target = self._sessions.get(order.session)
@@ -159,15 +159,29 @@ class Worker:
                     Measured({f"{one.id:016x}": one.holdings.figures() for one in self._all()})
                 )
 
-    def _open(self, order: Open) -> None:
+    def _own_region(self, order: Open) -> OwnRegion | None:
+        if not order.region_size:
+            return None
+        if not self._channel.descriptors:
+            raise ProtocolError("the supervisor sent no descriptor with a session's region")
+        geometry = Geometry.plan(order.region_size, order.page_size)
+        return OwnRegion(self._channel.descriptors.popleft(), geometry)
+
+    def _open(self, order: Open, region: OwnRegion | None) -> None:
+        if self._broken is not None:
+            if region is not None:
+                region.close()
+            return
         if self._authentication is not None and order.address.startswith("tcp:"):
             self._authentication.expect(order.peer)
         try:
-            session = Session(self._services, order)
+            session = Session(self._services, order, region)
             with self._lock:
                 self._sessions[order.session] = session
             session.start()
         except (OSError, RuntimeError) as exc:  # no descriptor or no thread is left
+            if region is not None:
+                region.close()
             self._tell(Opened(order.session, 0, "", f"no room for another session: {exc}"))
 
     def _all(self) -> list[Session]:
@@ -282,7 +296,9 @@ def main() -> int:
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C reaches the whole group; the supervisor leads
-    channel = Channel(socket.socket(fileno=arguments.channel_fd), FROM_WORKER, TO_WORKER)
+    channel = Channel(
+        socket.socket(fileno=arguments.channel_fd), FROM_WORKER, TO_WORKER, takes_descriptors=True
+    )
     try:
         try:
             devices = open_devices(arguments.device, arguments.device_options)

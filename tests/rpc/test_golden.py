@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from flyt.backend import orders
-from flyt.rpc import greetings
-from flyt.rpc import messages as m
+from flyt.rpc import greetings, messages as m
 from flyt.rpc.codec import Vocabulary
 
 TOKEN = bytes(range(16))
