@@ -14,6 +14,7 @@ from flyt.cli.keygen import keygen
 from flyt.cli.split import split
 from flyt.cli.status import status
 from flyt.cli.suspend import resume, suspend
+from flyt.cli.top import top
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -31,6 +32,7 @@ main.add_command(resume)
 main.add_command(split)
 main.add_command(status)
 main.add_command(suspend)
+main.add_command(top)
 
 if __name__ == "__main__":
     main()

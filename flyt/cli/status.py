@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -60,8 +62,30 @@ def age(seconds: float) -> str:
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {whole % 60:02} s"
 
 
-def table_of(report: dict[str, Any], now: float) -> Table:
-    """The sessions."""
+Column = Callable[[dict[str, Any]], str]
+"""What a column says of a session."""
+
+
+def summary_of(report: dict[str, Any]) -> tuple[str, str]:
+    """The backend itself."""
+    frames = report["frames"]
+    return (
+        (
+            f"backend {report['pid']}: device {report['device']}, isolation "
+            f"{report['isolation']}, region {report['region'] or 'none'}"
+        ),
+        (
+            f"frames: {frames['granted']} of {frames['total']} in use, "
+            f"{frames['reclaiming']} being cleared; workers: {len(report['workers'])}; "
+            f"messages that were garbage: {report['garbage']}"
+        ),
+    )
+
+
+def table_of(
+    report: dict[str, Any], now: float, more: Mapping[str, Column] = MappingProxyType({})
+) -> Table:
+    """The sessions, with ``more`` columns by their names."""
     table = Table()
     for name in (
         "session",
@@ -77,6 +101,8 @@ def table_of(report: dict[str, Any], now: float) -> Table:
         table.add_column(name, overflow="fold")
     table.add_column("moved")
     table.add_column("errors")
+    for name in more:
+        table.add_column(name)
     for one in report["sessions"]:
         known = {name: UNKNOWN if one[name] is None else str(one[name]) for name in one}
         table.add_row(
@@ -91,6 +117,7 @@ def table_of(report: dict[str, Any], now: float) -> Table:
             known["in_flight"],
             size(one["bytes_moved"]),
             known["errors"],
+            *(column(one) for column in more.values()),
         )
     return table
 
@@ -108,14 +135,6 @@ def status(backend: str | None, as_json: bool) -> None:
     if as_json:
         print(json.dumps(report, indent=2))
         return
-    frames = report["frames"]
-    print(
-        f"backend {report['pid']}: device {report['device']}, isolation {report['isolation']}, "
-        f"region {report['region'] or 'none'}"
-    )
-    print(
-        f"frames: {frames['granted']} of {frames['total']} in use, "
-        f"{frames['reclaiming']} being cleared; workers: {len(report['workers'])}; "
-        f"messages that were garbage: {report['garbage']}"
-    )
+    for line in summary_of(report):
+        print(line)
     Console().print(table_of(report, time.time()))
