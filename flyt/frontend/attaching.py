@@ -66,7 +66,7 @@ def attach(
         except BaseException:
             memory.close({})
             raise
-    except RegionError as exc:
+    except (RegionError, MemoryError) as exc:  # the latter: no addresses are left (RLIMIT_AS)
         counts.fallback("fallback_inline", f"payloads travel inline, which is slow: {exc}")
     connection.call(lambda number: m.Attach(number, welcome.token, True, 0, 0, (), 0))
     return Attached()
