@@ -20,10 +20,14 @@ from flyt.frontend.statistics import Statistics
 from flyt.frontend.streams import Stream
 from flyt.rpc import messages as m
 from flyt.shm import memory
-from flyt.shm.copy import CopyEngine
+from flyt.shm.copy import CopyEngine, Job
 
 INLINE_DEPTH = 4
 """Inline payloads in flight: enough to hide a round trip, few enough to leave room for others."""
+
+FILLING = 2
+"""Slots that are filled at once: while the first one's last pieces are under way the engine's
+threads are at the next one."""
 
 
 class Way(Protocol):
@@ -35,15 +39,16 @@ class Way(Protocol):
 
 
 class _Flight:
-    """One slot's way to the host: what it holds and what was sent tell, after an interrupt, how far
-    it came."""
+    """One slot's way: what it holds, what was queued and what was sent tell, after an interrupt,
+    how far it came."""
 
-    __slots__ = ("held", "length", "offset", "sent")
+    __slots__ = ("held", "jobs", "length", "offset", "sent")
 
     def __init__(self, offset: int, length: int) -> None:
         self.offset = offset
         self.length = length
         self.held: list[Slot] = []
+        self.jobs: list[Job] = []
         self.sent: list[Pending] = []
 
 
@@ -71,28 +76,48 @@ class StagedWay:
         if size <= self._ring.largest:
             self._small_to_device(destination, source, size, stream)
             return
-        slots, pid = self._slots, self._pid
-        for offset in range(0, size, slots.size):
-            length = min(slots.size, size - offset)
-            held, sent = list[Slot](), list[Pending]()
-            try:
-                slot = slots.take(self._connection, held)
-                self._engine.copy(slot.address, source + offset, length)
-                pending = self._connection.submit(
-                    copy_in(destination + offset, slot.at, length, pid, stream),
-                    size=length,
-                    pages=(slot.at, length),
-                    finish=_giver(slots, slot),
-                    posted=True,
-                    stream=stream,
-                    sent=sent,
-                )
-            except BaseException:
-                if not sent:  # else the answer gives it back
-                    slots.give_back(held)
-                raise
-            slots.hold(slot, pending)
+        filling: collections.deque[_Flight] = collections.deque()
+        flight = _Flight(0, 0)
+        try:
+            for offset in range(0, size, self._slots.size):
+                flight = _Flight(offset, min(self._slots.size, size - offset))
+                while filling and not self._slots.try_take(flight.held):
+                    # Whoever fills a slot must not wait for another: all threads may.
+                    self._post(filling[0], destination, stream)
+                    filling.popleft()
+                filling.append(flight)
+                if not flight.held:
+                    self._slots.take(self._connection, flight.held)
+                at = flight.held[0].address
+                self._engine.post(flight.jobs, at, source + offset, flight.length)
+                while len(filling) > FILLING:
+                    self._post(filling[0], destination, stream)
+                    filling.popleft()
+            while filling:
+                self._post(filling[0], destination, stream)
+                filling.popleft()
+        except BaseException:
+            for begun in (*filling, flight):
+                self._engine.wait(begun.jobs)
+                if not begun.sent:  # else the answer gives it back
+                    self._slots.give_back(begun.held)
+            raise
         self._statistics.add("staged_h2d_bytes", size)
+
+    def _post(self, flight: _Flight, destination: int, stream: Stream) -> None:
+        """Send what the slot holds, once it holds it."""
+        slot = flight.held[0]
+        self._engine.wait(flight.jobs)
+        pending = self._connection.submit(
+            copy_in(destination + flight.offset, slot.at, flight.length, self._pid, stream),
+            size=flight.length,
+            pages=(slot.at, flight.length),
+            finish=_giver(self._slots, slot),
+            posted=True,
+            stream=stream,
+            sent=flight.sent,
+        )
+        self._slots.hold(slot, pending)
 
     def _small_to_device(self, destination: int, source: int, size: int, stream: Stream) -> None:
         """Place, bytes and command under one lock: an interrupt finds all of them or none."""
@@ -119,15 +144,17 @@ class StagedWay:
         self._statistics.add("staged_h2d_bytes", size)
 
     def to_host(self, destination: int, source: int, size: int, stream: Stream) -> None:
-        """Requests for as many slots as are free; each is drained as its DMA ends."""
+        """Requests for as many slots as are free; each is drained as its DMA ends, while the DMA of
+        the next ones goes on."""
         flying: collections.deque[_Flight] = collections.deque()
+        draining: collections.deque[_Flight] = collections.deque()
         offset = 0
         try:
-            while offset < size or flying:
+            while offset < size or flying or draining:
                 while offset < size:
                     # Whoever has a request in flight must not wait for a slot: others may too.
                     flight = _Flight(offset, min(self._slots.size, size - offset))
-                    waits = not flying
+                    waits = not (flying or draining)
                     flying.append(flight)  # before it has anything: so an interrupt loses nothing
                     if waits:
                         self._slots.take(self._connection, flight.held)
@@ -136,13 +163,23 @@ class StagedWay:
                         break
                     self._request(flight, source, stream)
                     offset += flight.length
-                self._drain(flying[0], destination)
-                flying.popleft()
+                if flying and (not draining or self._has_come(flying[0])):
+                    draining.append(flying[0])
+                    flying.popleft()
+                    self._drain(draining[-1], destination)
+                else:
+                    self._engine.wait(draining[0].jobs)
+                    self._slots.give_back(draining[0].held)
+                    draining.popleft()
         except BaseException:
-            for flight in flying:
+            for flight in (*draining, *flying):
                 self._recover(flight)
             raise
         self._statistics.add("staged_d2h_bytes", size)
+
+    def _has_come(self, flight: _Flight) -> bool:
+        self._connection.refresh()
+        return flight.sent[0].done
 
     def _request(self, flight: _Flight, source: int, stream: Stream) -> None:
         at = flight.held[0].at
@@ -158,12 +195,13 @@ class StagedWay:
         pending = flight.sent[0]
         self._connection.wait(pending)
         self._connection.checked(pending)
-        self._engine.copy(destination + flight.offset, flight.held[0].address, flight.length)
-        self._slots.give_back(flight.held)
+        at = flight.held[0].address
+        self._engine.post(flight.jobs, destination + flight.offset, at, flight.length)
 
     def _recover(self, flight: _Flight) -> None:
         """After an interrupt: a request that is on its way writes into its slot until it is
         answered, and that gives the slot back."""
+        self._engine.wait(flight.jobs)
         with self._connection.lock:
             if flight.held and flight.sent and not flight.sent[0].done:
                 pending, slot = flight.sent[0], flight.held[0]
