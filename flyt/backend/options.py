@@ -85,6 +85,8 @@ class Options:
         Path of a UNIX socket at which QEMU's ivshmem-doorbell gets the region.
     memory_limit : int
         Device memory per session; 0 for no limit.
+    sm_limit : int
+        SMs that a session's kernels may have at once; 0 for all.
     server_key, authorized_keys : str or None
         The daemon's secret CURVE key, and the folder of its clients' public ones; both or none.
     metrics : str or None
@@ -107,6 +109,7 @@ class Options:
     sessions_per_user: int = SESSIONS_PER_USER
     idle_worker: float = IDLE_WORKER_SECONDS
     memory_limit: int = 0
+    sm_limit: int = 0
     keep_region: bool = False
     heartbeat: float = 30.0
     sweep: float = 5.0
@@ -133,6 +136,15 @@ class Options:
             raise ConfigurationError(
                 f"--sessions-per-user {self.sessions_per_user}: wants a number from 1 to "
                 f"{MAX_SESSIONS}"
+            )
+        if self.sm_limit < 0:
+            raise ConfigurationError(
+                f"--sm-limit {self.sm_limit}: wants a number, or 0 for no limit"
+            )
+        if self.sm_limit and self.isolation != "process":
+            raise ConfigurationError(
+                "--sm-limit caps processes, and sessions of a user share one: add --isolation "
+                "process"
             )
         if self.session_ports != "*":
             port_range(self.session_ports)

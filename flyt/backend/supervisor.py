@@ -252,6 +252,7 @@ class Supervisor:
         return [
             *("--device", options.device),
             *("--device-options", options.device_options),
+            *("--sm-limit", str(options.sm_limit)),
             *("--heartbeat-ms", str(options.heartbeat_ms)),
             *("--log-level", self._log_level),
             *(authentication.worker_arguments() if authentication is not None else ()),

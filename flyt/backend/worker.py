@@ -242,6 +242,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--device", required=True)
     parser.add_argument("--device-options", default="")
+    parser.add_argument("--sm-limit", type=int, default=0)
     parser.add_argument("--log-level", default="WARNING")
     return parser.parse_args()
 
@@ -304,6 +305,9 @@ def main() -> int:
             devices = open_devices(arguments.device, arguments.device_options)
             if not devices:
                 raise DeviceError(100, "no device")
+            if arguments.sm_limit:
+                for device in devices:
+                    device.limit_sms(arguments.sm_limit)
             snapshot = _snapshot(devices)
             _try_region(devices[0], _region(arguments))
         except FlytError as exc:

@@ -89,6 +89,11 @@ def _size(context: click.Context, option: click.Parameter, value: str | None) ->
 @click.option(
     "--memory-limit", callback=_size, default="0", help="Device memory per session; 0: no limit."
 )
+@click.option(
+    "--sm-limit",
+    default=0,
+    help="SMs that a session's kernels may have (--isolation process); 0: all.",
+)
 @click.option("--keep-region", is_flag=True, help="Leave the region there at the end.")
 @click.option("--heartbeat", default=30.0, help="Seconds until a silent client is gone; 0: never.")
 @click.option("--sweep-seconds", "sweep", default=5.0, help="Seconds between two sweeps.")

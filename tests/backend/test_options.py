@@ -63,6 +63,8 @@ def test_what_is_no_size(text: str) -> None:
         ({"listen": ("tcp://[::]:7000",)}, "--insecure"),
         ({"listen": ("tcp://example.com:7000",)}, "--insecure"),
         ({"region": "per-client", "listen": ("tcp://127.0.0.1:7000",)}, "add --listen ipc"),
+        ({"sm_limit": -1}, "--sm-limit -1"),
+        ({"sm_limit": 32}, "--isolation process"),
         ({"region": "per-client", "keep_region": True}, "--keep-region"),
         ({"region": "per-client", "doorbell": "/run/bell"}, "--doorbell"),
         ({"heartbeat": -1.0}, "--heartbeat"),

@@ -88,6 +88,11 @@ class Device(abc.ABC):
     def memory(self) -> tuple[int, int]:
         """Free and total bytes of the whole device (cudaMemGetInfo)."""
 
+    @abc.abstractmethod
+    def limit_sms(self, count: int) -> None:
+        """Kernels on streams that are made from now on run on at most ``count`` SMs (a green
+        context). ConfigurationError where device or driver can't."""
+
     # --- memory ---
 
     @abc.abstractmethod

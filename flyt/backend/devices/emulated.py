@@ -17,7 +17,7 @@ from flyt.backend.devices.base import Device, DeviceSnapshot, Handle, Mark, Noti
 from flyt.backend.devices.emulated_context import Context
 from flyt.backend.devices.emulated_memory import Dying, Memory, Pool
 from flyt.backend.devices.emulated_stream import Event, Record, Stream
-from flyt.errors import DeviceError
+from flyt.errors import ConfigurationError, DeviceError
 
 NAME = "Flyt emulated device"
 
@@ -74,6 +74,9 @@ class EmulatedDevice(Device):
     def memory(self) -> tuple[int, int]:
         self._enter("memory")
         return self._memory.free, self._memory.size
+
+    def limit_sms(self, count: int) -> None:
+        raise ConfigurationError(f"--sm-limit {count}: the emulated device has no SMs to limit")
 
     # --- memory ---
 
