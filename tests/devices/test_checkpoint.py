@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A suspended process: its memory is free, and all of it comes back to the same addresses.
 
-On CuPy the driver does it from a process of its own; these tests then need driver 570.
+Emulated only, since the process would be this very one: what a driver does to a worker is shown by
+``tests/pair/test_suspend.py``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ import numpy as np
 import pytest
 
 from flyt.errors import DeviceError
+
+pytestmark = pytest.mark.emulated_only(
+    reason="a driver that failed would leave the process of all these tests locked"
+)
 
 NOT_READY, NOT_PERMITTED, NO_MEMORY = 600, 800, 2
 
@@ -41,7 +46,6 @@ def test_bytes_come_back_to_their_addresses(bench: Any) -> None:
     bench.device.destroy_event(event)
 
 
-@pytest.mark.emulated_only(reason="a suspended CUDA process is asked nothing")
 def test_a_suspended_device_is_free(bench: Any) -> None:
     free, total = bench.device.memory()
     bench.allocate(100 << 20)
@@ -52,7 +56,6 @@ def test_a_suspended_device_is_free(bench: Any) -> None:
     assert bench.device.memory() == (free - (100 << 20), total)
 
 
-@pytest.mark.emulated_only(reason="counts this process's pages")
 def test_its_pages_are_given_back(bench: Any) -> None:
     size = 64 << 20
     address = bench.allocate(size)
@@ -79,7 +82,6 @@ def resident(address: int) -> int:
     return found
 
 
-@pytest.mark.emulated_only(reason="CUDA blocks who asks a suspended process")
 @pytest.mark.parametrize("call", ["allocate", "copy", "create_stream", "suspend"])
 def test_nothing_else_is_asked_of_it(bench: Any, call: str) -> None:
     address, host = bench.allocate(4096), bench.pinned(4096)
@@ -98,7 +100,6 @@ def test_nothing_else_is_asked_of_it(bench: Any, call: str) -> None:
         bench.device.resume()
 
 
-@pytest.mark.emulated_only(reason="holds a stream by a notification")
 def test_work_in_flight_forbids_it(bench: Any) -> None:
     gate = bench.hold()
     with pytest.raises(DeviceError) as refused:
@@ -110,7 +111,6 @@ def test_work_in_flight_forbids_it(bench: Any) -> None:
     bench.device.resume()
 
 
-@pytest.mark.emulated_only(reason="injects faults")
 def test_a_failure_leaves_it_as_it_was(open_bench: Callable[..., Any]) -> None:
     bench = open_bench(f"memory=64M,fault=suspend:{NOT_READY}:1,fault=resume:{NO_MEMORY}:1")
     address = bench.allocate(4096)
@@ -128,7 +128,6 @@ def test_a_failure_leaves_it_as_it_was(open_bench: Callable[..., Any]) -> None:
     assert np.frombuffer(bench.read(address, 4096), np.uint8).tolist() == data.tolist()
 
 
-@pytest.mark.emulated_only(reason="several devices without several GPUs")
 def test_all_devices_of_the_process_are_suspended(open_bench: Callable[..., Any]) -> None:
     bench = open_bench("memory=64M,devices=2")
     other = bench.devices[1]

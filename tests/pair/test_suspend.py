@@ -172,6 +172,7 @@ def test_a_call_waits_no_longer_than_it_was_told(
     assert client.does("check") == "right"
 
 
+@pytest.mark.alone
 def test_the_memory_of_the_gpu_is_free_meanwhile(
     served: Any, started: Callable[[Any], Client], device_kind: str
 ) -> None:
