@@ -216,7 +216,8 @@ class PrivateRegions:
     def _serve(self, caller: socket.socket, token: bytes) -> None:
         raw = caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         uid = str(_CREDENTIALS.unpack(raw)[1])
-        for own in self._owned.values():
+        # The youngest first: a session that replaces one of a dead worker has its token.
+        for own in reversed(self._owned.values()):
             if own.fd >= 0 and hmac.compare_digest(own.token, token) and own.uid == uid:
                 private.hand_over(caller, own.fd)
                 os.close(own.fd)

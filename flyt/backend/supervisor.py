@@ -257,6 +257,7 @@ class Supervisor:
             *("--log-level", self._log_level),
             *(authentication.worker_arguments() if authentication is not None else ()),
             *(served.child_arguments() if served is not None and served.is_whole() else ()),
+            *(("--own-regions",) if options.is_private else ()),
             *(("--bells", *map(str, self._bells)) if self._bells else ()),
         ]
 

@@ -2,20 +2,24 @@
 """`Suspension`: what a session's thread does between `Suspend` and `Resume`.
 
 It ends the work in flight, has the process's GPU state moved to host memory, and then only holds
-what the client says: the first command is kept, the others stay where they are. One that waited too
-long is refused, with those behind it; nothing is lost, and after the resumption the session goes on
-where it was.
+what the client says. Commands are received, since libzmq reads no heartbeats behind messages that
+nobody takes, but they give no credit back, so an honest client stops by itself. When the first has
+waited too long all that are there are refused. After the resumption the session goes on where it
+was.
 """
 
 from __future__ import annotations
 
+import collections
+import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import zmq
 
 from flyt.backend.answers import Answers
-from flyt.backend.devices.codes import SYSTEM_NOT_READY
+from flyt.backend.devices.codes import OPERATING_SYSTEM, SYSTEM_NOT_READY
 from flyt.backend.ending import Drain, Ended
 from flyt.backend.inbox import Inbox
 from flyt.backend.orders import Paused
@@ -33,6 +37,10 @@ meanwhile. Who has longer kernels asks again."""
 STEP_MS = 100
 """How often a suspended session looks for commands; nothing else it does is frequent."""
 
+MOST_HELD = m.CREDITS + 32
+"""Commands that are held: who sends more has sent what it had no credit for, and its connection
+ends for want of heartbeats."""
+
 SIGN_SECONDS = 0.25
 """Part of a heartbeat (or second, without any) after which a client that waits hears that its
 session lives: it would give up on one that says nothing."""
@@ -49,8 +57,8 @@ class Suspension:
     monitor : zmq.Socket
         Has input when the connection has ended.
     answers : Answers
-    held : list
-        The command that was taken and is not done yet, if there is one.
+    stalled : list
+        The command that was taken before and could not be done yet, if there is one.
 
     Attributes
     ----------
@@ -65,15 +73,17 @@ class Suspension:
         wire: Wire,
         monitor: zmq.Socket[bytes],
         answers: Answers,
-        held: list[list[bytes]],
+        stalled: list[list[bytes]],
     ) -> None:
         self._session = session
         self._services = session.services
         self._inbox = inbox
         self._wire = wire
         self._answers = answers
-        self._held = held
+        self._stalled = stalled
+        self._line: collections.deque[list[bytes]] = collections.deque()
         self._wanted_back = False
+        self._sign_at = 0.0
         self._poller = zmq.Poller()
         for source in (monitor, inbox.fileno()):
             self._poller.register(source, zmq.POLLIN)
@@ -107,6 +117,8 @@ class Suspension:
                 self._suspended(patience)
             finally:
                 reaper.go_on()
+        self._wire.put_back(self._line)
+        self._line.clear()
 
     def finish(self) -> None:
         """Resume. What comes of it is told."""
@@ -130,52 +142,77 @@ class Suspension:
                 return False
             drain.turn(STEP_MS)
             self._look_for_end()
-            if drain.is_done:  # else it has waited
+            self._hold()
+            if drain.is_done and self._session.requests:  # else it has waited, or need not
                 self._poller.poll(STEP_MS)
         return True
 
     def _suspended(self, patience: float) -> None:
-        device = self._services.devices[0]  # for all of them
-        try:
-            device.suspend()
-        except DeviceError as exc:
-            self._tell(str(exc))
+        error = self._meanwhile(self._services.devices[0].suspend)  # for all of them
+        if error is not None:
+            self._tell(str(error))
             return
         self.stands = True
         self._tell()
-        started = time.monotonic()
-        held_since = sign_at = 0.0
+        started, held_since = time.monotonic(), 0.0
         while not self._is_back():
             now = time.monotonic()
-            if not self._hold():
+            if not self._attend():
                 held_since = 0.0
             elif not held_since:
                 held_since = now
             elif now - held_since >= patience:
                 held_since = 0.0
                 self._refuse(self._error(now - started))
-            if held_since and now >= sign_at and not self._wire.is_full:
-                self._answers.give_sign()
-                sign_at = now + self._sign_seconds()
             self._answers.tell()
-            self._wire.push()
             self._poller.poll(STEP_MS)
             self._inbox.run()
             self._look_for_end()
 
+    def _meanwhile(self, call: Callable[[], None]) -> DeviceError | None:
+        """Make a call to the device that takes long, on a thread of its own; its error."""
+        outcome: list[DeviceError | None] = []
+
+        def run() -> None:
+            try:
+                call()
+                outcome.append(None)
+            except DeviceError as exc:
+                outcome.append(exc)
+
+        thread = threading.Thread(target=run, name="flyt-suspension", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as exc:  # the process has as many threads as it may have
+            return DeviceError(OPERATING_SYSTEM, str(exc))
+        while thread.is_alive():  # the call itself is bounded
+            self._attend()
+            thread.join(STEP_MS / 1000)
+        return outcome[0] if outcome else DeviceError(OPERATING_SYSTEM, "a fault of Flyt's own")
+
+    def _attend(self) -> bool:
+        """Hold what the client says, and tell it that the session lives; whether it waits."""
+        waits, now = self._hold(), time.monotonic()
+        if waits and now >= self._sign_at and not self._wire.is_full:
+            self._answers.give_sign()
+            self._sign_at = now + self._sign_seconds()
+        self._wire.push()
+        return waits
+
     def _hold(self) -> bool:
-        """Take a command, but don't do it yet; whether one is held."""
-        if not self._held and not self._wire.is_full:
-            frames = self._wire.receive()
-            if frames is not None:
-                self._answers.take()
-                self._held.append(frames)
-        return bool(self._held)
+        """Receive what has come, but do nothing of it; whether a command waits."""
+        while len(self._line) < MOST_HELD and (frames := self._wire.receive()) is not None:
+            self._line.append(frames)
+        return bool(self._stalled or self._line)
 
     def _refuse(self, error: DeviceError) -> None:
         """Answer the commands that are there with an error, but for a goodbye."""
-        while self._hold():
-            frames = self._held.pop()
+        while self._stalled or self._line:
+            if self._stalled:
+                frames = self._stalled.pop()
+            else:
+                frames = self._line.popleft()
+                self._answers.take()
             command = m.COMMANDS.decode(frames[0] if frames else b"")
             if isinstance(command, m.Bye):
                 self._session.leave(command.id)
@@ -185,10 +222,9 @@ class Suspension:
         wanted, self._wanted_back = self._wanted_back, False
         if not wanted:
             return False
-        try:
-            self._services.devices[0].resume()
-        except DeviceError as exc:
-            self._tell(str(exc))
+        error = self._meanwhile(self._services.devices[0].resume)
+        if error is not None:
+            self._tell(str(error))
             return False
         self.stands = False
         self._tell()

@@ -49,7 +49,9 @@ from flyt.backend.services import OwnRegion, Services
 from flyt.backend.session import Session
 from flyt.errors import DeviceError, FlytError, ProtocolError, RegionError, SessionLost
 from flyt.rpc.sockets import open_context
+from flyt.shm import private
 from flyt.shm.layout import Geometry
+from flyt.shm.region import MIN_SIZE
 from flyt.shm.window import Window, pick_base
 
 log = logging.getLogger(__name__)
@@ -240,6 +242,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--bells", type=int, nargs="*", default=[], help="descriptors, from bell 1 on"
     )
+    parser.add_argument("--own-regions", action="store_true", help="sessions bring theirs")
     parser.add_argument("--device", required=True)
     parser.add_argument("--device-options", default="")
     parser.add_argument("--sm-limit", type=int, default=0)
@@ -278,6 +281,19 @@ def _try_region(device: Device, region: tuple[int, Geometry] | None) -> None:
         window.close()
 
 
+def _try_own_region(device: Device) -> None:
+    """The same with a region as clients get them (``--region per-client``)."""
+    geometry = Geometry.plan(MIN_SIZE)
+    try:
+        descriptor = private.create(geometry, 0)
+    except OSError as exc:
+        raise RegionError(f"no memory for a client's region: {exc.strerror}") from exc
+    try:
+        _try_region(device, (descriptor, geometry))
+    finally:
+        os.close(descriptor)
+
+
 def _snapshot(devices: list[Device]) -> dict[str, object]:
     runtime, driver = versions(devices)
     return {
@@ -310,6 +326,8 @@ def main() -> int:
                     device.limit_sms(arguments.sm_limit)
             snapshot = _snapshot(devices)
             _try_region(devices[0], _region(arguments))
+            if arguments.own_regions:
+                _try_own_region(devices[0])
         except FlytError as exc:
             channel.send(Failed(getattr(exc, "code", 100), str(exc)[:4096]))
             return 1

@@ -146,11 +146,13 @@ def test_a_call_waits_and_then_finds_all_as_it_was(
     assert client.does("check") == "right"
 
 
-def test_more_posts_than_credits_wait_too(served: Any, started: Callable[[Any], Client]) -> None:
-    client = started(served)
+@pytest.mark.parametrize("ring", ["0", "1"])
+def test_more_posts_than_credits_wait_too(served: Any, start_client: Any, ring: str) -> None:
+    """Without rings they lie in the socket, where nobody reads heartbeats behind them."""
+    client = Client(start_client(CLIENT, served, str(SIZE), env={"FLYT_RING": ring}))
     change(served, "suspend", client)
     client.say("posts")
-    time.sleep(HELD)
+    time.sleep(4 * HELD)
     change(served, "resume", client)
     assert client.hear().endswith(" done")
     assert client.does("check") == "right"
