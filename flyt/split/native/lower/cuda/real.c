@@ -61,9 +61,7 @@ typedef struct {
     CALL(__cudaPopCallConfiguration, int, (dim3 *, dim3 *, size_t *, void *))
 
 #define RUNTIME_MAYBE(CALL) /* not in every version */                                             \
-    CALL(__cudaInitModule, char, (void **))                                                        \
-    CALL(__cudaGetKernel, int, (void **, const void *))                                            \
-    CALL(__cudaLaunchKernel, int, (void *, dim3, dim3, void **, size_t, void *))
+    CALL(__cudaInitModule, char, (void **))
 
 static struct {
 #define DECLARE(name, result, parameters) result(*name) parameters;
@@ -129,19 +127,19 @@ static void enroll(const struct registration *one) {
 static void dismiss(int module) {
     if (module > 0 && module < MODULES && handles[module])
         cuda.__cudaUnregisterFatBinary(handles[module]);
+    if (module > 0 && module < MODULES)
+        handles[module] = NULL;
 }
 
 static char init_module(int module) {
     return cuda.__cudaInitModule && module > 0 && module < MODULES ? cuda.__cudaInitModule(handles[module]) : 1;
 }
 
+/* nvcc's code keeps the handle in a static variable, where it outlives a restart and the runtime's own
+ * would not: the handle is the host function, which cudaLaunchKernel takes just as well. */
 static int get_kernel(void **kernel, const void *host) {
-    return cuda.__cudaGetKernel ? cuda.__cudaGetKernel(kernel, host) : CUDA_INVALID_DEVICE_FUNCTION;
-}
-
-static int launch_kernel(void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared, void *stream) {
-    return cuda.__cudaLaunchKernel ? cuda.__cudaLaunchKernel(kernel, grid, block, arguments, shared, stream)
-                                   : CUDA_INVALID_DEVICE_FUNCTION;
+    *kernel = (void *)host;
+    return find_function(host) ? 0 : CUDA_INVALID_DEVICE_FUNCTION;
 }
 
 static int last(int clear) { return clear ? cuda.cudaGetLastError() : cuda.cudaPeekAtLastError(); }
@@ -181,7 +179,7 @@ const struct device *real_device(const char **why_not) {
     device = (struct device){
         map, unmap, cuda.cudaMemcpy, cuda.cudaMemset, cuda.cudaDeviceSynchronize, cuda.cudaGetDeviceCount,
         cuda.cudaGetDevice, cuda.cudaSetDevice, enroll, dismiss, init_module, cuda.__cudaPushCallConfiguration,
-        cuda.__cudaPopCallConfiguration, cuda.cudaLaunchKernel, get_kernel, launch_kernel, cuda.cudaGetSymbolAddress,
+        cuda.__cudaPopCallConfiguration, cuda.cudaLaunchKernel, get_kernel, cuda.cudaGetSymbolAddress,
         cuda.cudaGetErrorName, cuda.cudaGetErrorString, last,
     };
     return &device;
