@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 
 import zmq
@@ -13,6 +14,17 @@ from flyt.backend.reaper import Activity, Reaper
 from flyt.backend.registry import Registry
 from flyt.rpc.keys import KeyPair
 from flyt.shm.layout import Geometry
+
+
+class OwnRegion:
+    """A region that one session alone uses; owns the descriptor until `close`."""
+
+    def __init__(self, fd: int, geometry: Geometry) -> None:
+        self.region = (fd, geometry)
+
+    def close(self) -> None:
+        """Mappings stay."""
+        os.close(self.region[0])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flyt.backend import orders
-from flyt.rpc import messages as m
+from flyt.rpc import greetings, messages as m
 from flyt.rpc.codec import Vocabulary
 
 TOKEN = bytes(range(16))
@@ -17,6 +17,9 @@ TOKEN_HEX = "c410 00010203 04050607 08090a0b 0c0d0e0f"
 GOLDEN = [
     (m.HELLOS, m.Hello(1, (1, 2), 4242, "python"), "95 01 01 920102 cd1092 a6707974686f6e"),
     (m.HELLOS, m.AskStatus(), "91 02"),
+    (m.HELLOS, greetings.Suspend(1 << 63, 300), "93 03 cf8000000000000000 cd012c"),
+    (m.HELLOS, greetings.Resume(5), "92 04 05"),
+    (m.WELCOMES, greetings.Obeyed(), "91 04"),
     (m.WELCOMES, m.Refused(801, "\N{GREEK SMALL LETTER MU}"), "93 02 cd0321 a2cebc"),
     (m.WELCOMES, m.StatusReport({"a": [None, True]}), "92 03 81 a161 92 c0 c3"),
     (

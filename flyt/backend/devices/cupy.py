@@ -11,15 +11,17 @@ import collections
 import functools
 import importlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from flyt.backend.devices import codes
+from flyt.backend.devices import checkpoint, codes
 from flyt.backend.devices.base import Device, DeviceSnapshot, Handle, Notification
 from flyt.backend.devices.cupy_snapshot import take_snapshot
 from flyt.backend.devices.cupy_waiter import Waiter
+from flyt.backend.devices.sm_cap import SmCap
 from flyt.errors import ConfigurationError, DeviceError
 
 CLOSE_LIMIT = 5.0
@@ -86,6 +88,7 @@ class CupyDevice(Device):
         self._waiters: dict[int, Waiter] = {}  # by stream, until that is destroyed
         self._leaving: set[Waiter] = set()  # of destroyed streams with work left
         self._stock: collections.deque[int] = collections.deque()  # idle events for marks
+        self._cap: SmCap | None = None
         self._snapshot = self._take_snapshot()
 
     def snapshot(self) -> DeviceSnapshot:
@@ -95,6 +98,10 @@ class CupyDevice(Device):
     def memory(self) -> tuple[int, int]:
         free, total = self.runtime.memGetInfo()
         return int(free), int(total)
+
+    @_cuda
+    def limit_sms(self, count: int) -> None:
+        self._cap = SmCap(self.ordinal, count)
 
     # --- memory ---
 
@@ -132,7 +139,10 @@ class CupyDevice(Device):
 
     @_cuda
     def create_stream(self, flags: int = 1, priority: int = 0) -> int:
-        stream = int(self.runtime.streamCreateWithPriority(flags, priority))
+        if self._cap is None:
+            stream = int(self.runtime.streamCreateWithPriority(flags, priority))
+        else:
+            stream = self._cap.create_stream(priority)
         with self._lock:
             self._waiters[stream] = Waiter(self._wait, self._ended)
         return stream
@@ -214,6 +224,14 @@ class CupyDevice(Device):
     @_cuda
     def fill(self, address: int, value: int, size: int, stream: Handle) -> None:
         self.runtime.memsetAsync(address, value, size, stream)
+
+    # --- checkpoint ---
+
+    def suspend(self) -> None:
+        checkpoint.suspend(os.getpid())
+
+    def resume(self) -> None:
+        checkpoint.resume(os.getpid())
 
     def close(self) -> None:
         deadline = time.monotonic() + CLOSE_LIMIT

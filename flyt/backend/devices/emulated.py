@@ -17,8 +17,7 @@ from flyt.backend.devices.base import Device, DeviceSnapshot, Handle, Mark, Noti
 from flyt.backend.devices.emulated_context import Context
 from flyt.backend.devices.emulated_memory import Dying, Memory, Pool
 from flyt.backend.devices.emulated_stream import Event, Record, Stream
-from flyt.backend.devices.properties import describe
-from flyt.errors import DeviceError
+from flyt.errors import ConfigurationError, DeviceError
 
 NAME = "Flyt emulated device"
 
@@ -69,28 +68,15 @@ class EmulatedDevice(Device):
             context.streams.append(self._streams)
 
     def snapshot(self) -> DeviceSnapshot:
-        attributes = emulated_attributes.attributes(self.ordinal)
-        properties = describe(
-            attributes,
-            name=NAME,
-            memory=self._memory.size,
-            uuid=emulated_attributes.identity(self.ordinal),
-        )
-        # They lie in one address space: each reads the others' memory.
-        peers = [n for n in range(self._context.options.devices) if n != self.ordinal]
-        return DeviceSnapshot(
-            name=NAME,
-            total_memory=self._memory.size,
-            kind="emulated",
-            attributes=attributes,
-            properties=properties,
-            pci_bus_id=emulated_attributes.pci_bus_id(self.ordinal),
-            peers=peers,
-        )
+        count = self._context.options.devices
+        return emulated_attributes.snapshot(NAME, self.ordinal, self._memory.size, count)
 
     def memory(self) -> tuple[int, int]:
         self._enter("memory")
         return self._memory.free, self._memory.size
+
+    def limit_sms(self, count: int) -> None:
+        raise ConfigurationError(f"--sm-limit {count}: the emulated device has no SMs to limit")
 
     # --- memory ---
 
@@ -247,6 +233,18 @@ class EmulatedDevice(Device):
                     _fill(address, value, size)
                     return
                 queue.start().put_work(lambda: _fill(address, value, size), failure)
+
+    # --- checkpoint ---
+
+    def suspend(self) -> None:
+        self._enter("suspend")
+        with self._context.lock:
+            self._context.suspend()
+
+    def resume(self) -> None:
+        self._enter("resume")
+        with self._context.lock:
+            self._context.resume()
 
     def close(self) -> None:
         context = self._context
