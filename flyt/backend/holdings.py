@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable
 from flyt.backend.blocks import Block, BlockTable
 from flyt.backend.bounce import BounceBuffer
 from flyt.backend.devices.base import Device, Handle
+from flyt.backend.exports import Shared
+from flyt.backend.pools import PoolTable
 from flyt.backend.services import Services
 from flyt.backend.streams import SessionStream, StreamTable
 from flyt.errors import DeviceError
@@ -84,6 +86,14 @@ class Holdings:
         self.aside: set[int] = set()
         """Blocks whose addresses the frontend could not reserve; kept until the end."""
         self.bounce: BounceBuffer | None = None
+        self.newborn: dict[int, SessionStream] = {}
+        """Blocks of cudaMallocAsync that are not known to be clear yet, and the stream that clears
+        them."""
+        self.pools = PoolTable(services.devices, holds_back=not limit)
+        self.shared: dict[int, Shared[Block]] = {}
+        """By address, the blocks that this session shares or has opened."""
+        self.gates: dict[int, tuple[Device, Handle]] = {}
+        """By the number of its command, each place where a stream waits for the client."""
         self.waiting = 0
         self.has_news = False
         self.told = self.moved = self.errors = 0
@@ -265,12 +275,40 @@ class Holdings:
 
     def free(self, block: Block) -> list[SessionStream]:
         """Free a block behind all work of its device, as cudaFree does; returns the stream on
-        which that happens."""
+        which that happens. A block that others share is let go of."""
         legacy = self.streams.legacy(block.device)
         self.streams.join(legacy, self.streams.all())  # of all devices: copies cross them
-        block.device.free(block.address, legacy.handle)
+        shared = self.shared.pop(block.address, None)
+        if shared is None:
+            block.device.free(block.address, legacy.handle)
+        else:
+            if shared.thing is block:
+                self._services.blocks.withdraw(shared)
+            self.when_done([legacy], lambda _: self.let_go(shared))
         self.blocks.remove(block)
         return [legacy]
+
+    def let_go(self, shared: Shared[Block]) -> None:
+        """The last who holds a block frees it; all work that used it is done."""
+        if self._services.blocks.drop(shared):
+            block = shared.thing
+            try:
+                block.device.free(block.address, self.streams.own(block.device).handle)
+            except DeviceError as exc:
+                log.warning("a shared block of %d bytes stays: %s", block.size, exc)
+
+    def wait_for_birth(self, stream: SessionStream, blocks: Iterable[Block]) -> None:
+        """Let a stream wait for blocks that another one clears."""
+        for block in blocks:
+            clearing = self.newborn.get(block.address)
+            if clearing is not None and clearing is not stream:
+                self.streams.behind([stream], clearing)
+
+    def open_gates(self) -> None:
+        """The client is gone: nothing waits for it any more."""
+        while self.gates:
+            device, gate = self.gates.popitem()[1]
+            device.open_gate(gate)
 
     def take_back(self, block: Block) -> None:
         """Free a block that the client never heard of; one that can't be freed is kept aside."""
@@ -294,6 +332,7 @@ class Holdings:
                     self._services.reaper.take, self.devices[0], bounce.address, bounce.close
                 )
             steps.callback(self.streams.destroy)
+            steps.callback(self.pools.destroy)
             for device in self.devices:
                 if (pool := self._pools.pop(device.ordinal, None)) is not None:
                     steps.callback(device.destroy_pool, pool)

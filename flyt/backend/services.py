@@ -9,7 +9,9 @@ from collections.abc import Callable
 
 import zmq
 
-from flyt.backend.devices.base import Device
+from flyt.backend.blocks import Block
+from flyt.backend.devices.base import Device, Handle
+from flyt.backend.exports import Exports
 from flyt.backend.reaper import Activity, Reaper
 from flyt.backend.registry import Registry
 from flyt.rpc.keys import KeyPair
@@ -47,6 +49,9 @@ class Services:
     """Sends a message to the supervisor."""
     broken: Callable[[int, str], None]
     """The context is gone with this sticky code."""
+    blocks: Exports[Block] = dataclasses.field(default_factory=Exports)
+    events: Exports[tuple[Device, Handle]] = dataclasses.field(default_factory=Exports)
+    """What the sessions share with each other."""
 
     def bell(self, number: int) -> int:
         """The eventfd of a session's bell; -1 for number 0, which stands for none."""

@@ -19,11 +19,12 @@ from typing import NoReturn
 
 import zmq
 
-from flyt.backend import memory_commands, stream_commands, window_commands
+from flyt.backend import window_commands
 from flyt.backend.admission import admits
 from flyt.backend.answers import Answers
 from flyt.backend.devices.codes import STICKY
 from flyt.backend.ending import Drain, Ended
+from flyt.backend.handlers import HANDLERS
 from flyt.backend.holdings import Holdings
 from flyt.backend.inbox import Inbox
 from flyt.backend.memory_commands import Stall
@@ -227,7 +228,7 @@ class Session(threading.Thread):
             command = m.COMMANDS.decode(frames[0] if frames else b"")
             number = command.id
             self._check_attached(command)
-            _HANDLERS[type(command)](self, command, frames[1:])
+            HANDLERS[type(command)](self, command, frames[1:])
         except Stall:
             self._held.append(frames)
         except ProtocolError as exc:
@@ -337,13 +338,7 @@ class Session(threading.Thread):
             steps.callback(self._finish_work)
             steps.callback(self.holdings.free_blocks)
             steps.callback(self._finish_work)
+            steps.callback(self.holdings.open_gates)
 
     def _finish_work(self) -> None:
         Drain(self._inbox, self.holdings, self._answers).finish(self.id)
-
-
-_HANDLERS: dict[type, Callable[[Session, object, list[bytes]], None]] = {
-    **window_commands.HANDLERS,
-    **memory_commands.HANDLERS,
-    **stream_commands.HANDLERS,
-}

@@ -85,6 +85,7 @@ class StreamTable:
         self._events: dict[int, tuple[Device, Handle]] = {}
         self._records: dict[int, tuple[SessionStream, int]] = {}
         self._stock: dict[int, list[Handle]] = {}
+        self._partings: dict[int, Callable[[], bool]] = {}
 
     # --- streams ---
 
@@ -208,11 +209,30 @@ class StreamTable:
     # --- events ---
 
     def create_event(self, number: int, device: Device, flags: int) -> None:
+        self._check_event(number)
+        self._events[number] = (device, device.create_event(flags))
+
+    def _check_event(self, number: int) -> None:
         if number in self._events:
             raise ProtocolError(f"event number {number:#x} is taken")
         if len(self._events) >= MAX_EVENTS:
             raise DeviceError(2, f"the session has {MAX_EVENTS} events already")
-        self._events[number] = (device, device.create_event(flags))
+
+    def is_shared(self, number: int) -> bool:
+        """Whether the event was shared, or is another session's."""
+        return number in self._partings
+
+    def share_event(self, number: int, part: Callable[[], bool]) -> None:
+        """Other sessions have this event too; ``part`` tells whether this is the last."""
+        self._partings[number] = part
+
+    def adopt_event(
+        self, number: int, device: Device, handle: Handle, part: Callable[[], bool]
+    ) -> None:
+        """Give a number to another session's event."""
+        self._check_event(number)
+        self._events[number] = (device, handle)
+        self._partings[number] = part
 
     def event(self, number: int) -> tuple[Device, Handle]:
         """An event by number, or DeviceError cudaErrorInvalidResourceHandle."""
@@ -236,7 +256,9 @@ class StreamTable:
         device, handle = self.event(number)
         del self._events[number]
         self._records.pop(number, None)
-        device.destroy_event(handle)
+        part = self._partings.pop(number, None)
+        if part is None or part():
+            device.destroy_event(handle)
 
     # --- the end ---
 
@@ -248,8 +270,8 @@ class StreamTable:
             for device in self._devices:
                 for handle in self._stock.pop(device.ordinal, []):
                     steps.callback(device.destroy_event, handle)
-            for device, handle in self._events.values():
-                steps.callback(device.destroy_event, handle)
-            for table in (self._events, self._records, self._legacy, self._own, self._streams):
+            for number in self._events:
+                steps.callback(self.destroy_event, number)
+            for table in (self._records, self._legacy, self._own, self._streams):
                 table.clear()
             self._dying.clear()

@@ -115,7 +115,7 @@ class Lab:
         self.rt = rt
         self._work = work
         self._undo: list[Callable[[], Any]] = []
-        self._alive: list[Bytes] = []
+        self._alive: list[Any] = []
 
     # --- what an answer must be ---
 
@@ -182,7 +182,7 @@ class Lab:
         return self._kept(words.view(np.uint8)[:size])
 
     def _kept(self, array: Bytes) -> Bytes:
-        self._alive.append(array)
+        self.keep(array)
         return array
 
     def stream(self, flags: int = 0) -> Any:
@@ -203,6 +203,14 @@ class Lab:
         self.ok(self.rt.cudaHostRegister(array.ctypes.data, size, flags))
         self._undo.append(lambda: self.rt.cudaHostUnregister(array.ctypes.data))
         return array
+
+    def later(self, undo: Callable[[], Any]) -> None:
+        """Call this when the fact is through."""
+        self._undo.append(undo)
+
+    def keep(self, thing: Any) -> None:
+        """Keep something alive as long as this object."""
+        self._alive.append(thing)
 
     def clean_up(self) -> int:
         """Wait for all work and give everything back; what a fact freed itself is refused again.

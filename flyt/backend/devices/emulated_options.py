@@ -18,13 +18,19 @@ MAX_DEVICES = 64
 MAX_MEMORY = 1 << 40
 """Devices lie this far apart."""
 
-STREAM_OPERATIONS = frozenset({"allocate", "free", "copy", "fill", "record", "wait_event"})
+STREAM_OPERATIONS = frozenset(
+    {"allocate", "free", "copy", "fill", "copy_rows", "fill_rows", "record", "wait_event"}
+)
 """Operations that a stream carries out: only these can fail after the call has returned."""
 
 OPERATIONS = STREAM_OPERATIONS | {
     "memory",
     "create_pool",
     "destroy_pool",
+    "trim_pool",
+    "pool_attribute",
+    "set_pool_attribute",
+    "gate",
     "register",
     "unregister",
     "create_stream",
