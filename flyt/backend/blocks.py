@@ -19,11 +19,13 @@ MEMORY_ALLOCATION = 2
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Block:
-    """One cudaMalloc: ``size`` bytes at ``address`` of ``device``."""
+    """One cudaMalloc: ``size`` bytes at ``address`` of ``device``; or, ``lent``, a module's global
+    variable, which goes with the module and is no part of the quota."""
 
     address: int
     size: int
     device: Device
+    lent: bool = False
 
 
 class BlockTable:
@@ -62,6 +64,8 @@ class BlockTable:
         self.used -= size
 
     def add(self, block: Block) -> None:
+        if block.address in self._blocks:
+            return  # a variable that was asked for before
         self._blocks[block.address] = block
         bisect.insort(self._addresses, block.address)
 
@@ -75,7 +79,7 @@ class BlockTable:
             free_interior, free_garbage).
         """
         block = self._blocks.get(address)
-        if block is None:
+        if block is None or block.lent:
             raise DeviceError(INVALID_VALUE, f"{address:#x} is no block of this session")
         return block
 
@@ -83,7 +87,8 @@ class BlockTable:
         """Take a block out and restore its part of the quota."""
         del self._blocks[block.address]
         del self._addresses[bisect.bisect_left(self._addresses, block.address)]
-        self.restore(block.size)
+        if not block.lent:
+            self.restore(block.size)
 
     def find(self, address: int, size: int) -> Block:
         """The block in which ``[address, address + size)`` lies as a whole.
@@ -103,5 +108,5 @@ class BlockTable:
         )
 
     def all(self) -> list[Block]:
-        """Every block, in no particular order."""
-        return list(self._blocks.values())
+        """Every block that is to be freed, in no particular order."""
+        return [block for block in self._blocks.values() if not block.lent]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import zmq
 
 from flyt.backend.devices.base import Device
+from flyt.backend.images import ImageStore
 from flyt.backend.reaper import Activity, Reaper
 from flyt.backend.registry import Registry
 from flyt.rpc.keys import KeyPair
@@ -35,6 +36,7 @@ class Services:
     """Sends a message to the supervisor."""
     broken: Callable[[int, str], None]
     """The context is gone with this sticky code."""
+    images: ImageStore = dataclasses.field(default_factory=ImageStore)
 
     def bell(self, number: int) -> int:
         """The eventfd of a session's bell; -1 for number 0, which stands for none."""

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 import zmq
 
-from flyt.backend import memory_commands, stream_commands, window_commands
+from flyt.backend import kernel_commands, memory_commands, stream_commands, window_commands
 from flyt.backend.admission import admits
 from flyt.backend.answers import Answers
 from flyt.backend.devices.codes import STICKY
@@ -344,4 +344,5 @@ _HANDLERS: dict[type, Callable[[Session, object, list[bytes]], None]] = {
     **window_commands.HANDLERS,
     **memory_commands.HANDLERS,
     **stream_commands.HANDLERS,
+    **kernel_commands.HANDLERS,
 }

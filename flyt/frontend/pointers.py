@@ -38,6 +38,8 @@ class Allocation:
         cudaHostAlloc's, or cudaHostRegister's.
     registered : bool
         The caller's own memory, pinned in name only.
+    lent : bool
+        A module's global variable: it goes with the module, nobody frees it.
     """
 
     space: Space
@@ -48,6 +50,7 @@ class Allocation:
     vpn: int = 0
     flags: int = 0
     registered: bool = False
+    lent: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,7 +90,12 @@ class PointerMap:
             (oracle: free_twice, free_interior, free_of_pinned, freeHost_twice, freeHost_interior).
         """
         allocation = self._allocations.get(address)
-        if allocation is None or allocation.space != space or allocation.registered:
+        if (
+            allocation is None
+            or allocation.space != space
+            or allocation.registered
+            or allocation.lent
+        ):
             raise DeviceError(
                 INVALID_VALUE,
                 f"{address:#x} is not the start of an allocation that can be freed so",
@@ -130,6 +138,10 @@ class PointerMap:
             raise DeviceError(
                 INVALID_VALUE, f"{address:#x} is not the start of a registration of host memory"
             )
+        return self._take_out(address)
+
+    def take_back(self, address: int) -> Allocation:
+        """Take out what was lent, as its module goes."""
         return self._take_out(address)
 
     def _take_out(self, address: int) -> Allocation:

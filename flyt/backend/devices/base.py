@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from flyt.backend.devices.kernels import NO_KERNELS, Kernels
 from flyt.backend.devices.properties import Value
 
 Notification = Callable[[int], None]
@@ -80,6 +81,7 @@ class Device(abc.ABC):
     """One GPU as a worker drives it."""
 
     ordinal: int
+    kernels: Kernels = NO_KERNELS
 
     @abc.abstractmethod
     def snapshot(self) -> DeviceSnapshot: ...
