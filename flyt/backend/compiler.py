@@ -68,7 +68,9 @@ def main() -> int:
 
 def _headers() -> list[str]:
     """Folders with CUDA's headers, as far as there are any."""
-    found = [os.path.join(os.environ.get(name, ""), "include") for name in ("CUDA_PATH", "CUDA_HOME")]
+    found = [
+        os.path.join(os.environ.get(name, ""), "include") for name in ("CUDA_PATH", "CUDA_HOME")
+    ]
     found.append("/usr/local/cuda/include")
     try:
         from cuda import pathfinder

@@ -92,9 +92,7 @@ def compiled(source: bytes, request: Request) -> tuple[bytes, tuple[str, ...], s
             check=False,
         )
     except subprocess.TimeoutExpired as exc:
-        raise DeviceError(
-            UNKNOWN, f"the compiler was ended after {COMPILE_SECONDS:.0f} s"
-        ) from exc
+        raise DeviceError(UNKNOWN, f"the compiler was ended after {COMPILE_SECONDS:.0f} s") from exc
     except OSError as exc:
         raise DeviceError(UNKNOWN, f"the compiler can't be started: {exc}") from exc
     words = done.stderr.decode(errors="replace").strip()[-2000:]

@@ -115,7 +115,10 @@ def cuGetErrorName(error: Any) -> Answer:
 def cuGetErrorString(error: Any) -> Answer:
     """What a result means, as bytes: the runtime's words for the same code."""
     try:
-        return (SUCCESS, cudart.cudaGetErrorString(cudart.cudaError_t(int(CUresult(int(error)))))[1])
+        return (
+            SUCCESS,
+            cudart.cudaGetErrorString(cudart.cudaError_t(int(CUresult(int(error)))))[1],
+        )
     except ValueError:
         return (CUresult.CUDA_ERROR_INVALID_VALUE, None)
 

@@ -81,9 +81,7 @@ def _launch(
     function = function_of(f, thread.device)
     data = _packed(function, kernelParams, extra)
     stream = stream_of(session, hStream)
-    session.kernels.launch(
-        function, _three(grid), _three(block), shared, stream, data, attributes
-    )
+    session.kernels.launch(function, _three(grid), _three(block), shared, stream, data, attributes)
     return ()
 
 

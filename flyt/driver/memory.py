@@ -237,9 +237,7 @@ def cuMemGetAddressRange(dptr: Any) -> Answer:
 
 def _memory_type(known: Allocation, _: int) -> Any:
     kinds = CUmemorytype
-    return (
-        kinds.CU_MEMORYTYPE_DEVICE if known.space == Space.DEVICE else kinds.CU_MEMORYTYPE_HOST
-    )
+    return kinds.CU_MEMORYTYPE_DEVICE if known.space == Space.DEVICE else kinds.CU_MEMORYTYPE_HOST
 
 
 def _host_pointer(known: Allocation, address: int) -> Any:

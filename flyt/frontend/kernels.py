@@ -127,9 +127,7 @@ class Kernels:
         """
         digest = hashlib.sha256(source).digest()
         request = {"name": name, "options": options, "expressions": expressions}
-        answer = self._with_image(
-            lambda number: m.Compile(number, device, digest, request), source
-        )
+        answer = self._with_image(lambda number: m.Compile(number, device, digest, request), source)
         compiled = m.Compiled.unpack(answer.payload)
         if compiled.image and len(compiled.names) != len(expressions):
             raise ProtocolError("the backend's answer to COMPILE names too few expressions")

@@ -79,7 +79,9 @@ def from_extra(address: int, facts: FunctionFacts) -> bytes:
         raise DeviceError(INVALID_VALUE, "extra wants a buffer's pointer and its size")
     size = ctypes.c_size_t.from_address(known[BUFFER_SIZE]).value
     if size < facts.size:
-        raise DeviceError(INVALID_VALUE, f"{size} bytes of parameters, the kernel reads {facts.size}")
+        raise DeviceError(
+            INVALID_VALUE, f"{size} bytes of parameters, the kernel reads {facts.size}"
+        )
     return ctypes.string_at(known[BUFFER_POINTER], facts.size)
 
 

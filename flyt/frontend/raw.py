@@ -159,7 +159,11 @@ class RawModule:
             options.append("-std=c++17")
         for _ in range(COMPILE_TRIES):
             compiled, digest = session.kernels.compile(
-                (self.code or "").encode(), "kernel.cu", options, list(self.name_expressions), device
+                (self.code or "").encode(),
+                "kernel.cu",
+                options,
+                list(self.name_expressions),
+                device,
             )
             if log_stream is not None and compiled.log:
                 log_stream.write(compiled.log)
