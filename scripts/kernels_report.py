@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 LISTED = 40
 """Names of tests that are printed; all are in the file."""
@@ -21,7 +21,7 @@ def outcomes(path: Path) -> dict[str, str]:
     if not path.exists():
         return {}
     found = {}
-    for case in ElementTree.parse(path).iter("testcase"):
+    for case in ET.parse(path).iter("testcase"):
         kinds = {child.tag for child in case}
         told = "failed" if kinds & {"failure", "error"} else "passed"
         if "skipped" in kinds:

@@ -46,7 +46,7 @@ def main() -> int:
 
         version = nvrtc.nvrtcVersion()  # loads the library
     except (ImportError, RuntimeError, OSError) as exc:
-        print(f"the backend has no NVRTC ({exc}): pip install nvidia-cuda-nvrtc", file=sys.stderr)
+        sys.stderr.write(f"the backend has no NVRTC ({exc}): pip install nvidia-cuda-nvrtc")
         return _NO_COMPILER
     head, _, source = sys.stdin.buffer.read().partition(b"\n")
     request = json.loads(head)
@@ -55,7 +55,7 @@ def main() -> int:
         _warm_up(nvrtc)
         _confine([*headers, *_library_folders()])
     except _Unable as exc:
-        print(f"NVRTC {version[1:]} can't be locked in here: {exc}", file=sys.stderr)
+        sys.stderr.write(f"NVRTC {version[1:]} can't be locked in here: {exc}")
         return _NO_COMPILER
     seconds = int(COMPILE_SECONDS)
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
@@ -106,8 +106,8 @@ def _confine(readable: Iterable[str]) -> None:
         if os.environ.get(UNCONFINED) == "1":
             return
         raise _Unable(
-            f"the kernel has no Landlock ({os.strerror(ctypes.get_errno())}); {UNCONFINED}=1 in the "
-            "daemon's environment does without, and lets clients read its files"
+            f"the kernel has no Landlock ({os.strerror(ctypes.get_errno())}); {UNCONFINED}=1 in "
+            "the daemon's environment does without, and lets clients read its files"
         )
     try:
         for path in readable:

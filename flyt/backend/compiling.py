@@ -58,7 +58,7 @@ def checked(document: dict[str, Any], architecture: str) -> Request:
         It is none.
     """
     name = document.get("name")
-    lists = [document.get("options"), document.get("expressions")]
+    lists: list[Any] = [document.get("options"), document.get("expressions")]
     if type(name) is not str or len(name) > MAX_OPTION_CHARS or len(document) != 3:
         raise ProtocolError("a COMPILE without a name, options and expressions")
     for one in lists:

@@ -83,7 +83,7 @@ def module_unload(session: Session, command: m.ModuleUnload, _: list[bytes]) -> 
     for block in module.lent:
         holdings.blocks.remove(block)
 
-    def done(code: int) -> None:
+    def done(_: int) -> None:
         # A failure of the work is told to whom it belongs; the module goes all the same.
         holdings.apart(lambda: module.device.kernels.unload(module.handle), told)
 
@@ -133,7 +133,8 @@ def global_get(session: Session, command: m.GlobalGet, _: list[bytes]) -> None:
     module = session.holdings.modules.module(command.module)
 
     def found(result: Any) -> None:
-        block = Block(*result, module.device, lent=True)
+        address, size = result
+        block = Block(address, size, module.device, lent=True)
         if all(block.address != one.address for one in module.lent):
             module.lent.append(block)
             session.holdings.blocks.add(block)

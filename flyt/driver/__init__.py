@@ -26,8 +26,6 @@ _offered = {
 }
 globals().update(_offered)
 
-__all__ = sorted([*_offered, "not_offered"])  # noqa: PLE0604 - names, all of them text
-
 
 def _is_function(name: str) -> bool:
     return name.startswith("cu") and not isinstance(getattr(_driver, name), (type, int))

@@ -52,7 +52,7 @@ def _elf_size(address: int) -> int:
     head = ctypes.string_at(address, 64)
     program, sections = struct.unpack_from("<QQ", head, 32)
     program_size, programs, section_size, count = struct.unpack_from("<4H", head, 54)
-    end = max(64, program + programs * program_size, sections + count * section_size)
+    end: int = max(64, program + programs * program_size, sections + count * section_size)
     for n in range(count):
         fields = _SECTION.unpack(ctypes.string_at(address + sections + n * section_size, 64))
         if fields[1] != _NOBITS:

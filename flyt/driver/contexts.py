@@ -129,7 +129,7 @@ def cuDevicePrimaryCtxGetState(dev: Any) -> Answer:
 
 @driver
 def cuCtxGetCurrent() -> Answer:
-    """This thread's context; NULL if it has none."""
+    """The context of the thread; NULL if it has none."""
     initialized()
     return (handle_of(_stack.devices[-1]) if _stack.devices else CUcontext(),)
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cuda.bindings.driver import CUdeviceptr, CUmemorytype, CUpointer_attribute
@@ -20,7 +20,6 @@ from flyt.frontend.pointers import Allocation, Space
 LEGACY = 0
 
 _KIND = cudaMemcpyKind
-_WORD_BITS = {2: 16, 4: 32}
 
 
 # --- allocation ---
@@ -247,18 +246,18 @@ def _host_pointer(known: Allocation, address: int) -> Any:
 
 
 _OF = CUpointer_attribute
-_ATTRIBUTES = {
+_ATTRIBUTES: dict[Any, Callable[[Allocation, int], Any]] = {
     _OF.CU_POINTER_ATTRIBUTE_CONTEXT: lambda known, _: handle_of(known.device),
     _OF.CU_POINTER_ATTRIBUTE_MEMORY_TYPE: _memory_type,
     _OF.CU_POINTER_ATTRIBUTE_DEVICE_POINTER: lambda _, address: CUdeviceptr(address),
     _OF.CU_POINTER_ATTRIBUTE_HOST_POINTER: _host_pointer,
-    _OF.CU_POINTER_ATTRIBUTE_IS_MANAGED: lambda *_: False,
+    _OF.CU_POINTER_ATTRIBUTE_IS_MANAGED: lambda _, __: False,
     _OF.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: lambda known, _: known.device,
     _OF.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: lambda known, _: CUdeviceptr(known.address),
     _OF.CU_POINTER_ATTRIBUTE_RANGE_SIZE: lambda known, _: known.size,
-    _OF.CU_POINTER_ATTRIBUTE_MAPPED: lambda *_: True,
+    _OF.CU_POINTER_ATTRIBUTE_MAPPED: lambda _, __: True,
     _OF.CU_POINTER_ATTRIBUTE_BUFFER_ID: lambda known, _: known.address,
-    _OF.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: lambda *_: False,
+    _OF.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: lambda _, __: False,
 }
 """What is known of a pointer, by attribute; each gets the allocation and the address."""
 

@@ -120,10 +120,10 @@ class Kernels:
 
     def compile(
         self, source: bytes, name: str, options: list[str], expressions: list[str], device: int
-    ) -> tuple[m.Compiled, bytes]:
-        """NVRTC on the backend; what it gave, and the digest of the cubin that the worker keeps.
+    ) -> m.Compiled:
+        """NVRTC on the backend; the worker keeps the cubin.
 
-        An empty digest means that the source is at fault; the log says how.
+        No digest of a cubin means that the source is at fault; the log says how.
         """
         digest = hashlib.sha256(source).digest()
         request = {"name": name, "options": options, "expressions": expressions}
@@ -131,7 +131,7 @@ class Kernels:
         compiled = m.Compiled.unpack(answer.payload)
         if compiled.image and len(compiled.names) != len(expressions):
             raise ProtocolError("the backend's answer to COMPILE names too few expressions")
-        return compiled, compiled.image
+        return compiled
 
     # --- modules ---
 

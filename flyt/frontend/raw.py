@@ -37,6 +37,9 @@ _ATTRIBUTES = {
 
 Extent = int | Sequence[int]
 
+_FILE = "kernel.cu"
+"""What the compiler calls the source."""
+
 COMPILE_TRIES = 2
 """The worker may forget what it has compiled before it is loaded: it is compiled again once."""
 
@@ -158,18 +161,13 @@ class RawModule:
         if not any("-std" in option for option in options):
             options.append("-std=c++17")
         for _ in range(COMPILE_TRIES):
-            compiled, digest = session.kernels.compile(
-                (self.code or "").encode(),
-                "kernel.cu",
-                options,
-                list(self.name_expressions),
-                device,
-            )
+            source, expressions = (self.code or "").encode(), list(self.name_expressions)
+            compiled = session.kernels.compile(source, _FILE, options, expressions, device)
             if log_stream is not None and compiled.log:
                 log_stream.write(compiled.log)
-            if not digest:
-                raise CompileException(compiled.log, "kernel.cu", options)
-            module = session.kernels.load_compiled(digest, device)
+            if not compiled.image:
+                raise CompileException(compiled.log, _FILE, options)
+            module = session.kernels.load_compiled(compiled.image, device)
             if module is not None:
                 return module, dict(zip(self.name_expressions, compiled.names, strict=True))
         raise DeviceError(2, "the backend has no room to keep what it compiled")
@@ -219,7 +217,7 @@ class RawKernel:
     @classmethod
     def _of(cls, module: RawModule, name: str) -> RawKernel:
         made = cls.__new__(cls)
-        made._module, made.name = module, name
+        made._module, made.name = module, name  # noqa: SLF001 - its own
         return made
 
     @property

@@ -67,7 +67,8 @@ def install() -> None:
                 setattr(parts[part], theirs, replacements[ours])
     for name in _PUBLIC:
         setattr(core, name, replacements[name])
-    bindings.driver = sys.modules["cuda.bindings.driver"] = replacements["driver"]
+    sys.modules["cuda.bindings.driver"] = replacements["driver"]
+    vars(bindings)["driver"] = replacements["driver"]
     _restart(numba_driver)
     _installed = True
 
@@ -103,10 +104,10 @@ _PUBLIC = (
 
 def _replacements() -> dict[str, Any]:
     from flyt import driver
-    from flyt.numba import code, objects, views
+    from flyt.numba import code, launching, objects, views
 
     found: dict[str, Any] = {"driver": driver}
-    for module in (code, objects, views):
+    for module in (code, objects, launching, views):
         found.update({name: one for name, one in vars(module).items() if not name.startswith("_")})
     return found
 

@@ -199,7 +199,7 @@ class NVRTCError(Exception):
 
 def _read(program: Any, size_of: Any, get: Any) -> bytes:
     _, size = size_of(program)
-    data = b" " * size
+    data: bytes = b" " * size
     get(program, data)
     return data
 

@@ -228,7 +228,7 @@ def main() -> None:
     if "--no-kernels" not in sys.argv:
         facts.code()
         facts.fault()
-    print(json.dumps(facts.told))
+    sys.stdout.write(json.dumps(facts.told))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from flyt.backend.devices.kernels import NO_KERNELS, Kernels
+from flyt.backend.devices.kernels import Kernels
 from flyt.backend.devices.properties import Value
 
 Notification = Callable[[int], None]
@@ -81,7 +81,8 @@ class Device(abc.ABC):
     """One GPU as a worker drives it."""
 
     ordinal: int
-    kernels: Kernels = NO_KERNELS
+    kernels = Kernels()
+    """What it does with code."""
 
     @abc.abstractmethod
     def snapshot(self) -> DeviceSnapshot: ...

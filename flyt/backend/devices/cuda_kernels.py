@@ -8,11 +8,12 @@ other method of `flyt.backend.devices.cupy.CupyDevice` does.
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from cuda.bindings import driver
 
-from flyt.backend.devices.cupy import _cuda
+from flyt.backend.devices import cupy
 from flyt.backend.devices.kernels import Handle, Kernels, Shape
 from flyt.errors import DeviceError
 from flyt.rpc.kernel_commands import CACHE_CONFIG, MAX_PARAMETERS, FunctionFacts
@@ -22,6 +23,18 @@ NOT_SUPPORTED = 801
 
 JIT_LOG_BYTES = 4000
 """Of the driver's words about an image: what fits into an answer's text."""
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _cuda(
+    method: Callable[Concatenate[CudaKernels, P], R],
+) -> Callable[Concatenate[CudaKernels, P], R]:
+    """Make the device current as `flyt.backend.devices.cupy.CupyDevice` does."""
+    wrap = cast(Callable[[Any], Any], cupy._cuda)  # noqa: SLF001 - one place makes devices current
+    return cast(Callable[Concatenate[CudaKernels, P], R], wrap(method))
 
 
 def _took(answer: tuple[Any, ...], what: str) -> Any:
