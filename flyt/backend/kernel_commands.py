@@ -18,6 +18,7 @@ from flyt.backend.memory_commands import Stall
 from flyt.backend.modules import Module
 from flyt.errors import DeviceError, ProtocolError
 from flyt.rpc import messages as m
+from flyt.rpc.kernel_commands import Compiled
 
 if TYPE_CHECKING:
     from flyt.backend.session import Session
@@ -210,10 +211,10 @@ def compile_source(session: Session, command: m.Compile, _: list[bytes]) -> None
 
     def work() -> bytes:
         known = store.get(key)
-        if known is not None and store.get(m.Compiled.unpack(known).image) is not None:
+        if known is not None and store.get(Compiled.unpack(known).image) is not None:
             return known
         cubin, names, log = compiling.compiled(source, request)
-        result = m.Compiled(store.put(cubin) if cubin else b"", names, log).pack()
+        result = Compiled(store.put(cubin) if cubin else b"", names, log).pack()
         if cubin:
             store.keep(key, result)
         return result

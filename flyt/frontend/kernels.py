@@ -18,7 +18,12 @@ from flyt.frontend.pointers import Allocation, Space
 from flyt.frontend.streams import Stream
 from flyt.rpc import messages as m
 from flyt.rpc.handshake import Feature
-from flyt.rpc.kernel_commands import CACHE_CONFIG, MAX_IMAGE_BYTES
+from flyt.rpc.kernel_commands import (
+    CACHE_CONFIG,
+    MAX_IMAGE_BYTES,
+    Compiled,
+    FunctionFacts,
+)
 
 if TYPE_CHECKING:
     from flyt.frontend.session import Session
@@ -62,7 +67,7 @@ class Function:
     number: int
     module: Module
     name: str
-    facts: m.FunctionFacts
+    facts: FunctionFacts
 
     @property
     def device(self) -> int:
@@ -120,7 +125,7 @@ class Kernels:
 
     def compile(
         self, source: bytes, name: str, options: list[str], expressions: list[str], device: int
-    ) -> m.Compiled:
+    ) -> Compiled:
         """NVRTC on the backend; the worker keeps the cubin.
 
         No digest of a cubin means that the source is at fault; the log says how.
@@ -128,7 +133,7 @@ class Kernels:
         digest = hashlib.sha256(source).digest()
         request = {"name": name, "options": options, "expressions": expressions}
         answer = self._with_image(lambda number: m.Compile(number, device, digest, request), source)
-        compiled = m.Compiled.unpack(answer.payload)
+        compiled = Compiled.unpack(answer.payload)
         if compiled.image and len(compiled.names) != len(expressions):
             raise ProtocolError("the backend's answer to COMPILE names too few expressions")
         return compiled
@@ -209,7 +214,7 @@ class Kernels:
         answer = self._connection.call(
             lambda number: m.FunctionGet(number, module.number, handle, name)
         )
-        function = Function(handle, module, name, m.FunctionFacts.unpack(answer.payload))
+        function = Function(handle, module, name, FunctionFacts.unpack(answer.payload))
         with self._connection.lock:
             self._functions[handle] = module.functions[name] = function
         return function
@@ -226,7 +231,7 @@ class Kernels:
         answer = self._connection.call(
             lambda number: m.FunctionSet(number, function.number, attribute, value % _WORD)
         )
-        function.facts = m.FunctionFacts.unpack(answer.payload)
+        function.facts = FunctionFacts.unpack(answer.payload)
 
     def set_cache_config(self, function: Function, config: int) -> None:
         """cuFuncSetCacheConfig."""

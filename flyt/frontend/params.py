@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from flyt.errors import DeviceError
-from flyt.rpc.messages import FunctionFacts
+from flyt.rpc.kernel_commands import FunctionFacts
 
 INVALID_VALUE = 1
 

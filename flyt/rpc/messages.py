@@ -26,8 +26,6 @@ from flyt.rpc.greetings import (
 )
 from flyt.rpc.kernel_commands import (
     Compile as Compile,
-    Compiled as Compiled,
-    FunctionFacts as FunctionFacts,
     FunctionGet as FunctionGet,
     FunctionSet as FunctionSet,
     GlobalGet as GlobalGet,
