@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flyt import driver
-from flyt.numba.objects import took
+from flyt.numba.objects import NVRTCError, took
 
 
 class KernelAttributes:
@@ -191,10 +191,6 @@ class Program:
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-class NVRTCError(Exception):
-    """A source that NVRTC refuses."""
 
 
 def _read(program: Any, size_of: Any, get: Any) -> bytes:

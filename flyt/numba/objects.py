@@ -8,6 +8,7 @@ and meanings are its own, and no more of them is here than numba-cuda and its te
 from __future__ import annotations
 
 import functools
+import importlib
 import itertools
 from typing import Any, NamedTuple
 
@@ -15,8 +16,10 @@ from flyt import driver
 from flyt.frontend.current import thread
 
 
-class CUDAError(Exception):
-    """A driver call failed; the text begins with its name, as cuda.core's does."""
+# cuda.core's own, so that who catches them catches these; the text begins with the result's name.
+_utils = importlib.import_module("cuda.core._utils.cuda_utils")
+CUDAError: type[Exception] = _utils.CUDAError
+NVRTCError: type[Exception] = _utils.NVRTCError
 
 
 def took(answer: tuple[Any, ...]) -> Any:
