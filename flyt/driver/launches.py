@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import operator
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +17,6 @@ from flyt.frontend import params
 from flyt.frontend.api.handles import stream_of
 from flyt.frontend.current import thread
 from flyt.frontend.kernels import MAX_THREADS_PER_BLOCK, Function, LaunchAttribute, Three
-
-_UNSIGNED = 1 << 32
 
 _IDS = CUlaunchAttributeID
 COOPERATIVE: LaunchAttribute = (int(_IDS.CU_LAUNCH_ATTRIBUTE_COOPERATIVE), 1, 0, 0)
@@ -36,11 +34,15 @@ _PASSED: dict[int, Callable[[Any], tuple[int, int, int]]] = {
 _IGNORED = int(_IDS.CU_LAUNCH_ATTRIBUTE_IGNORE)
 
 
+_SHAPE = struct.Struct("7I")
+
+
 def _unsigned(*values: int) -> tuple[int, ...]:
-    numbers = tuple(operator.index(value) for value in values)
-    if not all(0 <= number < _UNSIGNED for number in numbers):
-        raise OverflowError("value too large to convert to unsigned int")
-    return numbers
+    """Seven C ``unsigned int``; this way costs a third of looking at each."""
+    try:
+        return _SHAPE.unpack(_SHAPE.pack(*values))
+    except struct.error as exc:
+        raise OverflowError(f"can't convert to unsigned int: {exc}") from None
 
 
 def _packed(function: Function, kernelParams: Any, extra: Any) -> bytes:
@@ -68,8 +70,8 @@ def _pointed(view: memoryview) -> list[bytes]:
 
 def _launch(
     f: Any,
-    grid: tuple[int, ...],
-    block: tuple[int, ...],
+    grid: Three,
+    block: Three,
     shared: int,
     hStream: Any,
     kernelParams: Any,
@@ -81,13 +83,8 @@ def _launch(
     function = function_of(f, thread.device)
     data = _packed(function, kernelParams, extra)
     stream = stream_of(session, hStream)
-    session.kernels.launch(function, _three(grid), _three(block), shared, stream, data, attributes)
+    session.kernels.launch(function, grid, block, shared, stream, data, attributes)
     return ()
-
-
-def _three(numbers: tuple[int, ...]) -> Three:
-    x, y, z = numbers
-    return x, y, z
 
 
 @driver
@@ -113,9 +110,10 @@ def cuLaunchKernel(
     extra : int
         The address of C's ``extra``, or 0.
     """
-    numbers = _unsigned(gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ)
-    (shared,) = _unsigned(sharedMemBytes)
-    return _launch(f, numbers[:3], numbers[3:], shared, hStream, kernelParams, extra, ())
+    x, y, z, i, j, k, shared = _unsigned(
+        gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes
+    )
+    return _launch(f, (x, y, z), (i, j, k), shared, hStream, kernelParams, extra, ())
 
 
 @driver
@@ -132,10 +130,11 @@ def cuLaunchCooperativeKernel(
     kernelParams: Any,
 ) -> Answer:
     """Launch a function whose blocks wait for each other."""
-    numbers = _unsigned(gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ)
-    (shared,) = _unsigned(sharedMemBytes)
-    cooperative = (COOPERATIVE,)
-    return _launch(f, numbers[:3], numbers[3:], shared, hStream, kernelParams, 0, cooperative)
+    x, y, z, i, j, k, shared = _unsigned(
+        gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes
+    )
+    attributes = (COOPERATIVE,)
+    return _launch(f, (x, y, z), (i, j, k), shared, hStream, kernelParams, 0, attributes)
 
 
 @driver

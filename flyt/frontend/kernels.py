@@ -261,12 +261,12 @@ class Kernels:
         attributes: tuple[LaunchAttribute, ...] = (),
     ) -> None:
         """cuLaunchKernelEx; ``params`` is packed as the function's facts say."""
-        if not all(0 <= n < _WORD for n in (*grid, *block, shared)):
-            raise DeviceError(INVALID_VALUE, f"a launch of {grid} blocks of {block} threads")
         if stream.device != function.device:
             raise DeviceError(INVALID_HANDLE, "the stream belongs to another device")
-        flat = tuple(n for attribute in attributes for n in attribute)
-        now = not self._is_plain(function, grid, block, shared) or bool(flat)
+        now = bool(attributes) or not self._is_plain(function, grid, block, shared)
+        if now and not all(0 <= n < _WORD for n in (*grid, *block, shared)):
+            raise DeviceError(INVALID_VALUE, f"a launch of {grid} blocks of {block} threads")
+        flat = tuple(n for attribute in attributes for n in attribute) if attributes else ()
 
         def make(number: int) -> m.Launch:
             return m.Launch(
@@ -285,16 +285,15 @@ class Kernels:
         """Whether the driver is known to take it."""
         grids, blocks = self._limits.get(function.device) or self._read_limits(function.device)
         known = function.facts.attributes
-        threads = block[0] * block[1] * block[2]
         return (
-            0 < threads <= known.get(MAX_THREADS_PER_BLOCK, 0)
-            and shared <= known.get(MAX_DYNAMIC_SHARED, 0)
-            and 0 < grid[0] <= grids[0]
+            0 < grid[0] <= grids[0]
             and 0 < grid[1] <= grids[1]
             and 0 < grid[2] <= grids[2]
-            and block[0] <= blocks[0]
-            and block[1] <= blocks[1]
-            and block[2] <= blocks[2]
+            and 0 < block[0] <= blocks[0]
+            and 0 < block[1] <= blocks[1]
+            and 0 < block[2] <= blocks[2]
+            and block[0] * block[1] * block[2] <= known.get(MAX_THREADS_PER_BLOCK, 0)
+            and 0 <= shared <= known.get(MAX_DYNAMIC_SHARED, 0)
         )
 
     def _read_limits(self, device: int) -> tuple[Three, Three]:

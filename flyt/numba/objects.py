@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from flyt import driver
 from flyt.frontend.current import thread
 
-
 # cuda.core's own, so that who catches them catches these; the text begins with the result's name.
 _utils = importlib.import_module("cuda.core._utils.cuda_utils")
 CUDAError: type[Exception] = _utils.CUDAError
