@@ -12,6 +12,7 @@ import zmq
 from flyt.backend.blocks import Block
 from flyt.backend.devices.base import Device, Handle
 from flyt.backend.exports import Exports
+from flyt.backend.images import ImageStore
 from flyt.backend.reaper import Activity, Reaper
 from flyt.backend.registry import Registry
 from flyt.rpc.keys import KeyPair
@@ -52,6 +53,7 @@ class Services:
     blocks: Exports[Block] = dataclasses.field(default_factory=Exports)
     events: Exports[tuple[Device, Handle]] = dataclasses.field(default_factory=Exports)
     """What the sessions share with each other."""
+    images: ImageStore = dataclasses.field(default_factory=ImageStore)
 
     def bell(self, number: int) -> int:
         """The eventfd of a session's bell; -1 for number 0, which stands for none."""

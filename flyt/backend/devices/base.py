@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from flyt.backend.devices.kernels import Kernels
 from flyt.backend.devices.properties import Value
 
 Notification = Callable[[int], None]
@@ -91,6 +92,8 @@ class Device(abc.ABC):
     """One GPU as a worker drives it."""
 
     ordinal: int
+    kernels = Kernels()
+    """What it does with code."""
 
     @abc.abstractmethod
     def snapshot(self) -> DeviceSnapshot: ...
