@@ -7,6 +7,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -37,9 +38,15 @@ class _Watched:
     work: int
     finished: list[Finished]
     until: float
+    number: int
+    after: list[tuple[SessionStream, int]]
+    """Marks of other streams that are told first: the device has ordered them."""
     left: bool = False
     code: int | None = None
     """What the device told."""
+
+    def may_be_told(self) -> bool:
+        return all(stream.told >= number for stream, number in self.after)
 
 
 def _look_again() -> None:
@@ -85,6 +92,8 @@ class Holdings:
         self._pools: dict[int, Handle] = {}
         self._marks: dict[SessionStream, collections.deque[_Watched]] = {}
         self._unmarked: dict[SessionStream, list[Finished]] = {}
+        self._numbers = itertools.count(1)
+        self._holds = False
 
     def figures(self) -> dict[str, int]:
         """For displays; from any thread."""
@@ -164,6 +173,8 @@ class Holdings:
 
     def _mark(self, stream: SessionStream, *, at_once: bool = False) -> None:
         finished, device, code = self._unmarked.pop(stream), stream.device, None
+        after, stream.after = list(stream.after.items()), {}
+        stream.marked = number = next(self._numbers)
         mark: Handle = None
         try:
             mark = device.mark(stream.handle)
@@ -172,6 +183,7 @@ class Holdings:
         except DeviceError as exc:
             code = exc.code
         if at_once and code is not None:
+            stream.told = number
             self._tell(finished, code)
             return
         watched = _Watched(
@@ -180,6 +192,8 @@ class Holdings:
             work=self._services.activity.enter(),
             finished=finished,
             until=time.monotonic() + device_spin_seconds(),
+            number=number,
+            after=after,
         )
         self._marks.setdefault(stream, collections.deque()).append(watched)
         self.has_news = True
@@ -194,16 +208,21 @@ class Holdings:
         threads; what takes longer is left to the device's own notification.
         """
         self.has_news = False
-        while self._marks and self._look_once() and len(self._marks) > 1:
-            continue  # one stream waits for another: what it waited for is told no later than it
+        while self._marks and self._look_once() and (self._holds or len(self._marks) > 1):
+            continue  # one stream waits for another: what it waited for is told before it
         return any(not marks[0].left for marks in self._marks.values())
 
     def _look_once(self) -> bool:
         """One look at each stream; whether something was done."""
-        done = False
+        done = self._holds = False
         for stream, marks in list(self._marks.items()):
             while marks and (code := self._code(marks[0])) is not None:
+                if not marks[0].may_be_told():
+                    marks[0].left, marks[0].code = True, code
+                    self._holds = True
+                    break
                 done = True
+                stream.told = marks[0].number
                 self._finish(marks.popleft(), code)
             if not marks:
                 self._marks.pop(stream, None)

@@ -44,9 +44,7 @@ def stream_destroy(session: Session, command: m.StreamDestroy, _: list[bytes]) -
 def stream_wait(session: Session, command: m.StreamWait, _: list[bytes]) -> None:
     streams = session.holdings.streams
     stream = streams.get(command.stream)
-    event = streams.event(command.event)[1]
-    session.holdings.mark_before(stream)
-    stream.device.wait_event(streams.use(stream), event)
+    streams.wait_event(stream, command.event)
     session.complete(command.id, [stream])
 
 
@@ -70,6 +68,7 @@ def event_record(session: Session, command: m.EventRecord, _: list[bytes]) -> No
         raise DeviceError(400, "an event can only be recorded on a stream of its own device")
     device.record(event, streams.use(stream))
     session.complete(command.id, [stream])
+    streams.recorded(command.event, stream)
 
 
 def elapsed(session: Session, command: m.Elapsed, _: list[bytes]) -> None:

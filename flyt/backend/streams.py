@@ -40,6 +40,10 @@ class SessionStream:
         The generation of the legacy stream's work that it waited for last.
     generation : int
         Of the legacy stream: counts what was put on it.
+    marked, told : int
+        Numbers of the last mark of its work, and of the last one whose end was told.
+    after : dict
+        What it has waited for since its last mark: streams, and their marks up to which.
     """
 
     device: Device
@@ -49,6 +53,15 @@ class SessionStream:
     fresh: bool = False
     seen: int = 0
     generation: int = 0
+    marked: int = 0
+    told: int = 0
+    after: dict[SessionStream, int] = dataclasses.field(default_factory=dict)
+
+    def follow(self, other: SessionStream, mark: int) -> None:
+        """Note that it waits for another one's work up to a mark: whoever hears that this one's is
+        done, must have heard the same of that."""
+        if other is not self and mark > other.told:
+            self.after[other] = max(mark, self.after.get(other, 0))
 
 
 class StreamTable:
@@ -57,18 +70,20 @@ class StreamTable:
     Parameters
     ----------
     devices : list of Device
-    before_wait : callable
-        Called with a stream that is about to wait for another's work.
+    mark : callable
+        Called with a stream that is about to wait for another's work, and with that: brief work on
+        either gets a mark of its own.
     """
 
-    def __init__(self, devices: list[Device], before_wait: Callable[[SessionStream], None]) -> None:
+    def __init__(self, devices: list[Device], mark: Callable[[SessionStream], None]) -> None:
         self._devices = devices
-        self._before_wait = before_wait
+        self._mark = mark
         self._legacy: dict[int, SessionStream] = {}
         self._own: dict[int, SessionStream] = {}
         self._streams: dict[int, SessionStream] = {}
         self._dying: list[SessionStream] = []
         self._events: dict[int, tuple[Device, Handle]] = {}
+        self._records: dict[int, tuple[SessionStream, int]] = {}
         self._stock: dict[int, list[Handle]] = {}
 
     # --- streams ---
@@ -183,9 +198,11 @@ class StreamTable:
         device = other.device
         stock = self._stock.setdefault(device.ordinal, [])
         event = stock.pop() if stock else device.create_event()
+        self._mark(other)
         device.record(event, other.handle)
-        self._before_wait(stream)
+        self._mark(stream)
         stream.device.wait_event(stream.handle, event)
+        stream.follow(other, other.marked)
         stock.append(event)  # the wait has captured this record: it may be recorded again
 
     # --- events ---
@@ -203,9 +220,22 @@ class StreamTable:
             raise DeviceError(INVALID_HANDLE, f"event {number:#x} does not exist")
         return self._events[number]
 
+    def recorded(self, number: int, stream: SessionStream) -> None:
+        """Note that the stream's last mark is that of a record of this event."""
+        self._records[number] = stream, stream.marked
+
+    def wait_event(self, stream: SessionStream, number: int) -> None:
+        """Work put on the stream from now on waits for the last record of the event."""
+        event = self.event(number)[1]
+        self._mark(stream)
+        stream.device.wait_event(self.use(stream), event)
+        if number in self._records:
+            stream.follow(*self._records[number])
+
     def destroy_event(self, number: int) -> None:
         device, handle = self.event(number)
         del self._events[number]
+        self._records.pop(number, None)
         device.destroy_event(handle)
 
     # --- the end ---
@@ -220,6 +250,6 @@ class StreamTable:
                     steps.callback(device.destroy_event, handle)
             for device, handle in self._events.values():
                 steps.callback(device.destroy_event, handle)
-            for table in (self._events, self._legacy, self._own, self._streams):
+            for table in (self._events, self._records, self._legacy, self._own, self._streams):
                 table.clear()
             self._dying.clear()

@@ -35,7 +35,8 @@ class Half:
     Attributes
     ----------
     own_hints
-        It may map outside of its window where it asks for an address: the CUDA driver insists.
+        It may map outside of all windows where it asks for an address there, or for more than its
+        window holds: the CUDA driver insists.
     stubs
         Folders of its stub libraries.
     """

@@ -28,10 +28,16 @@ AT_ONCE = 4
     ],
 )
 def test_random_kills(
-    backend: Callable[..., Any], tmp_path: Path, isolation: str, kills: int, extra: list[str]
+    backend: Callable[..., Any],
+    tmp_path: Path,
+    device_kind: str,
+    isolation: str,
+    kills: int,
+    extra: list[str],
 ) -> None:
     served = backend(size="128M", extra=["--isolation", isolation, *extra])
-    with Chaos(served, tmp_path, SEED, survivors=4) as chaos:
+    grain = 0 if device_kind == "emulated" else 64 << 20
+    with Chaos(served, tmp_path, SEED, survivors=4, grain=grain) as chaos:
         for _ in range(kills // AT_ONCE):
             chaos.kill(AT_ONCE)
             if isolation == "shared":

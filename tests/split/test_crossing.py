@@ -42,6 +42,7 @@ SPAWNED = {
     "default": -signal.SIGPIPE,
     "blocked": 5,
     "system": 6,
+    "lower": 2,
     "vfork": 7,
     "popen": 0,
     "fork": 8,

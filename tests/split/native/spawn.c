@@ -68,6 +68,7 @@ int main(void) {
     tell("default", spawn_with(POSIX_SPAWN_SETSIGDEF, "kill -PIPE $$; exit 4"));
     tell("blocked", spawn_with(POSIX_SPAWN_SETSIGMASK, "kill -USR1 $$; exit 5"));
     tell("system", outcome(system("exit 6")));
+    tell("lower", outcome(one_system("exit 2"))); /* a lower half's own child */
     tell("vfork", by_vfork());
     char word[16] = "";
     FILE *pipe = popen("echo word", "r");

@@ -44,10 +44,15 @@ static void copy_text(char *to, const char *from, size_t room) {
 
 static int note_region(void *data, const struct mapping *mapping) {
     struct split_half *half = data;
-    if (mapping->start - half->base < half->size && half->region_count < SPLIT_REGIONS)
-        half->region[half->region_count++] =
-            (struct split_region){mapping->start, mapping->end,
-                                  (uint32_t)(mapping->readable | mapping->writable << 1 | mapping->executable << 2), 0};
+    if (mapping->start - half->base >= half->size)
+        return 0;
+    if (half->region_count == SPLIT_REGIONS) {
+        say("the record lists only the first mappings of the lower half ", half->name, NULL);
+        return 1;
+    }
+    half->region[half->region_count++] =
+        (struct split_region){mapping->start, mapping->end,
+                              (uint32_t)(mapping->readable | mapping->writable << 1 | mapping->executable << 2), 0};
     return 0;
 }
 

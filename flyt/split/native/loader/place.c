@@ -88,17 +88,37 @@ uint64_t place(unsigned half, uint64_t size, uint64_t prot, uint64_t flags, long
     return (uint64_t)-ENOMEM;
 }
 
+/* The arena is no half's: device memory is asked for there by hints. */
+static int meets_a_window(uint64_t from, uint64_t size) {
+    int met = from + size < from;
+    for (unsigned i = 0; i < info.halves; i++)
+        met |= from < info.half[i].base + info.half[i].size && info.half[i].base < from + size;
+    return met;
+}
+
+/* A driver's reservation that its window has no room for lies where the kernel puts it, if that is outside. */
+static uint64_t outside(const greg_t *r) {
+    uint64_t size = (uint64_t)r[REG_RSI];
+    uint64_t got = (uint64_t)sys6(SYS_mmap, 0, (long)size, r[REG_RDX], r[REG_R10], r[REG_R8], r[REG_R9]);
+    if (!FAILED(got) && meets_a_window(got, size)) {
+        sys2(SYS_munmap, got, size);
+        got = (uint64_t)-ENOMEM;
+    }
+    return got;
+}
+
 static uint64_t on_mmap(unsigned half, const greg_t *r) {
     uint64_t hint = (uint64_t)r[REG_RDI], size = (uint64_t)r[REG_RSI], flags = (uint64_t)r[REG_R10];
     const struct split_half *window = &info.half[half];
     int inside = hint - window->base < window->size && size <= window->base + window->size - hint;
-    if (hint && size && (inside || (window->own_hints && split_half_at(&info, hint) < 0))) {
+    if (hint && size && (inside || (window->own_hints && !meets_a_window(DOWN(hint), size)))) {
         uint64_t got = (uint64_t)sys6(SYS_mmap, (long)DOWN(hint), (long)size, r[REG_RDX],
                                       (long)(flags | MAP_FIXED_NOREPLACE), r[REG_R8], r[REG_R9]);
         if (got != (uint64_t)-EEXIST)
             return got;
     }
-    return place(half, size, (uint64_t)r[REG_RDX], flags, r[REG_R8], r[REG_R9]);
+    uint64_t got = place(half, size, (uint64_t)r[REG_RDX], flags, r[REG_R8], r[REG_R9]);
+    return got == (uint64_t)-ENOMEM && window->own_hints ? outside(r) : got;
 }
 
 static uint64_t on_mremap(unsigned half, const greg_t *r) {

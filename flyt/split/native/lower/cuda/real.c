@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The real CUDA runtime: libcudart for the calls, libcuda's VMM for memory at chosen addresses.
  *
- * Written from CUDA's documentation; no test has run it on a GPU yet (docs/split.md).
+ * No test runs it where there is no GPU; scripts/split-gpu does (docs/split.md).
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -73,6 +73,28 @@ static struct {
 #define MODULES 1024
 static void **handles[MODULES]; /* the runtime's, by the number that the upper half has */
 
+static int whole; /* the arena is one reservation */
+
+/* At best once for the whole arena: where a freed range lay the driver need not give the same addresses
+ * again. Else each allocation reserves its own range. */
+static void reserve_arena(void) {
+    static int tried;
+    unsigned long long got = 0, wanted = split_info->arena;
+    if (tried++)
+        return;
+    if (cuda.cuMemAddressReserve(&got, split_info->arena_size, 0, wanted, 0))
+        return;
+    whole = got == wanted;
+    if (!whole)
+        cuda.cuMemAddressFree(got, split_info->arena_size);
+}
+
+static int refused(const char *what, int code, size_t size) {
+    fprintf(stderr, "flyt split: cuda_lh: %s of %zu bytes: CUresult %d\n", what, size, code);
+    return CUDA_MEMORY_ALLOCATION;
+}
+
+/* Under the lock of cuda_lh.c. */
 static int map(void *at, size_t size) {
     unsigned long long got = 0, memory = 0, wanted = (unsigned long long)at;
     properties kind = {.type = 1, .where = {1, 0}};
@@ -81,27 +103,34 @@ static int map(void *at, size_t size) {
         error = cuda.cudaGetDevice(&kind.where.id);
     if (error)
         return error;
-    if (cuda.cuMemAddressReserve(&got, size, 0, wanted, 0))
-        return CUDA_MEMORY_ALLOCATION;
-    if (got != wanted || cuda.cuMemCreate(&memory, size, &kind, 0)) {
-        cuda.cuMemAddressFree(got, size);
-        return CUDA_MEMORY_ALLOCATION;
-    }
+    reserve_arena();
+    if (whole)
+        got = wanted;
+    else if ((error = cuda.cuMemAddressReserve(&got, size, 0, wanted, 0)))
+        return refused("cuMemAddressReserve", error, size);
+    if (got != wanted)
+        error = refused("cuMemAddressReserve, at other addresses,", 0, size);
+    else if ((error = cuda.cuMemCreate(&memory, size, &kind, 0)))
+        error = error == 2 ? CUDA_MEMORY_ALLOCATION : refused("cuMemCreate", error, size);
+    else if ((error = cuda.cuMemMap(got, size, 0, memory, 0)))
+        error = refused("cuMemMap", error, size);
+    if (memory)
+        cuda.cuMemRelease(memory); /* lives on as long as it is mapped */
     access_of access = {kind.where, 3};
-    int failed = cuda.cuMemMap(got, size, 0, memory, 0);
-    cuda.cuMemRelease(memory); /* lives on as long as it is mapped */
-    if (!failed && cuda.cuMemSetAccess(got, size, &access, 1)) {
+    if (!error && (error = cuda.cuMemSetAccess(got, size, &access, 1))) {
         cuda.cuMemUnmap(got, size);
-        failed = 1;
+        error = refused("cuMemSetAccess", error, size);
     }
-    if (failed)
+    if (error && !whole)
         cuda.cuMemAddressFree(got, size);
-    return failed ? CUDA_MEMORY_ALLOCATION : 0;
+    return error;
 }
 
 static int unmap(void *at, size_t size) {
     int error = cuda.cudaDeviceSynchronize(); /* as cudaFree does */
-    if (cuda.cuMemUnmap((unsigned long long)at, size) | cuda.cuMemAddressFree((unsigned long long)at, size))
+    if (cuda.cuMemUnmap((unsigned long long)at, size))
+        return CUDA_INVALID_VALUE;
+    if (!whole && cuda.cuMemAddressFree((unsigned long long)at, size))
         return CUDA_INVALID_VALUE;
     return error;
 }
