@@ -26,12 +26,12 @@ from flyt.shm.copy import CopyEngine
 
 
 class _Copy(NamedTuple):
-    """``height`` rows of ``width`` bytes between two places."""
+    """``height`` rows of ``width`` bytes between two places, at a pitch on either side."""
 
     destination: Place
+    to_pitch: int
     source: Place
-    to: Row
-    origin: Row
+    pitch: int
     width: int
     height: int
 
@@ -89,10 +89,10 @@ class Transfers:
         if destination_pitch == source_pitch == width:  # one row, if not by name
             destination_pitch = source_pitch = width = width * height
             height = 1
-        to, origin = Row(destination.address, destination_pitch), Row(source.address, source_pitch)
         move = self._STRATEGIES[destination.space, source.space]
         with self._users:
-            move(self, _Copy(destination, source, to, origin, width, height), stream)
+            copy = _Copy(destination, destination_pitch, source, source_pitch, width, height)
+            move(self, copy, stream)
 
     def fill(self, place: Place, value: int, size: int, stream: Stream) -> None:
         """cudaMemsetAsync: posted on the device; complete on return in host memory."""
@@ -126,42 +126,50 @@ class Transfers:
                 rows.fill(Row(address, pitch), value, width, height)
 
     def _to_device(self, copy: _Copy, stream: Stream) -> None:
-        if copy.source.index < 0:
-            self._way.to_device(Rows(*copy.origin, *copy.to, copy.width, copy.height), stream)
+        to, origin = copy.destination, copy.source
+        if origin.index < 0:
+            host, device = (origin.address, copy.pitch), (to.address, copy.to_pitch)
+            self._way.to_device(Rows(*host, *device, copy.width, copy.height), stream)
             return
-        self._post(copy, m.Way.IN, copy.to, Row(copy.source.index, copy.origin.pitch), stream)
+        self._post(copy, m.Way.IN, to.address, origin.index, stream)
         self._statistics.add("pinned_h2d_bytes", copy.size)
 
     def _to_host(self, copy: _Copy, stream: Stream) -> None:
-        if copy.destination.index < 0:
-            self._way.to_host(Rows(*copy.to, *copy.origin, copy.width, copy.height), stream)
+        to, origin = copy.destination, copy.source
+        if to.index < 0:
+            host, device = (to.address, copy.to_pitch), (origin.address, copy.pitch)
+            self._way.to_host(Rows(*host, *device, copy.width, copy.height), stream)
             return
-        index = copy.destination.index
-        self._post(copy, m.Way.OUT, Row(index, copy.to.pitch), copy.origin, stream)
+        self._post(copy, m.Way.OUT, to.index, origin.address, stream)
         self._statistics.add("pinned_d2h_bytes", copy.size)
 
     def _on_device(self, copy: _Copy, stream: Stream) -> None:
-        self._post(copy, m.Way.ON, copy.to, copy.origin, stream)
+        self._post(copy, m.Way.ON, copy.destination.address, copy.source.address, stream)
         self._statistics.add("device_to_device_bytes", copy.size)
 
     def _on_host(self, copy: _Copy, stream: Stream) -> None:
         # The bytes may be the source or target of what is on the stream (recorded: CUDA waits).
         self._scheduler.synchronize(stream)
+        to, origin = copy.destination.address, copy.source.address
         if copy.height == 1:
-            self._engine.copy(copy.to.address, copy.origin.address, copy.width)
+            self._engine.copy(to, origin, copy.width)
         else:
-            rows.move(copy.to, copy.origin, copy.width, copy.height)
+            rows.move(Row(to, copy.to_pitch), Row(origin, copy.pitch), copy.width, copy.height)
         self._statistics.add("host_to_host_bytes", copy.size)
 
-    def _post(self, copy: _Copy, way: m.Way, to: Row, origin: Row, stream: Stream) -> None:
-        if copy.height == 1:
-            make = _one_row(way, to.address, origin.address, copy.width, self._pid, stream)
+    def _post(self, copy: _Copy, way: m.Way, to: int, origin: int, stream: Stream) -> None:
+        """Post a copy whose places the backend reaches; ``to`` or ``origin`` may be an index."""
+        width, height = copy.width, copy.height
+        if height == 1:
+            make = _one_row(way, to, origin, width, self._pid, stream)
         else:
-            make = copy_rows(way, to, origin, copy.width, copy.height, self._pid, stream)
+            ends = Row(to, copy.to_pitch), Row(origin, copy.pitch)
+            make = copy_rows(way, *ends, width, height, self._pid, stream)
         pages = (0, 0)
-        if way != m.Way.ON:
-            inside = origin if way == m.Way.IN else to
-            pages = (inside.address, inside.pitch * (copy.height - 1) + copy.width)
+        if way == m.Way.IN:
+            pages = (origin, copy.pitch * (height - 1) + width)
+        elif way == m.Way.OUT:
+            pages = (to, copy.to_pitch * (height - 1) + width)
         self._connection.submit(make, size=copy.size, pages=pages, posted=True, stream=stream)
 
     _STRATEGIES: ClassVar[dict[tuple[Space, Space], Callable[[Transfers, _Copy, Stream], None]]] = {

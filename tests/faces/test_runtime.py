@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import flyt
 from flyt import runtime
 
 HERE = Path(__file__).resolve().parent
@@ -112,3 +113,11 @@ def test_signatures() -> None:
     }
     seen = {name: str(inspect.signature(getattr(runtime, name))) for name in wanted}
     assert seen == wanted
+
+
+def test_a_failure_clears_the_last_error() -> None:
+    flyt.cudaGraphCreate(0)
+    assert int(flyt.cudaPeekAtLastError()[0]) == 801
+    with pytest.raises(runtime.CUDARuntimeError):
+        runtime.graphLaunch(1, 1)
+    assert int(flyt.cudaPeekAtLastError()[0]) == 0

@@ -133,16 +133,19 @@ def test_a_threshold_keeps_nothing_from_the_quota(limited: flyt.Session) -> None
     assert used() == 0
 
 
-def test_new_memory_is_clear_for_every_stream(limited: flyt.Session, held: Any) -> None:
-    stream, go = held
-    other, back = ok(cudart.cudaStreamCreateWithFlags(1)), np.ones(MIB, np.uint8)
+def test_new_memory_is_clear_for_every_stream(limited: flyt.Session, device_kind: str) -> None:
+    stream, other = (ok(cudart.cudaStreamCreateWithFlags(1)) for _ in range(2))
+    back, go = np.ones(MIB, np.uint8), threading.Event()
     first = ok(cudart.cudaMalloc(MIB))
     ok(cudart.cudaMemset(first, 0xAB, MIB))
     ok(cudart.cudaFree(first))
+    launch(stream, lambda _: go.wait(LIMIT) and None)
     address = ok(cudart.cudaMallocAsync(MIB, stream))
+    assert device_kind != "emulated" or address == first, "memory with old bytes"
     threading.Timer(0.2, go.set).start()
     ok(cudart.cudaMemcpyAsync(back, address, MIB, D2H, other))  # not ordered behind `stream`
     assert (back == 0).all()
+    assert go.is_set()
     ok(cudart.cudaFreeAsync(address, stream))
 
 
