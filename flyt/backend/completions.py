@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import itertools
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable
 
@@ -19,9 +18,6 @@ from flyt.errors import DeviceError
 from flyt.rpc.patience import device_spin_seconds
 
 log = logging.getLogger(__name__)
-
-MEMORY_ALLOCATION = 2
-UNKNOWN = 999
 
 CallSoon = Callable[[Callable[[], None]], None]
 
@@ -78,7 +74,6 @@ class Completions:
         self._call_soon = call_soon
         self.waiting = self.told = 0
         self.has_news = False
-        self._apart = 0
         self._marks: dict[SessionStream, collections.deque[_Watched]] = {}
         self._unmarked: dict[SessionStream, list[Finished]] = {}
         self._numbers = itertools.count(1)
@@ -116,37 +111,6 @@ class Completions:
         self._unmarked.setdefault(stream, []).append(finished)
         if not brief:
             self._mark(stream)
-
-    def apart(self, work: Callable[[], object], then: Callable[[object], None]) -> None:
-        """Do what takes long in the driver, or in a compiler, on a thread of its own; then call
-        ``then`` on the session's thread, with its result or the DeviceError that it raised."""
-        self.waiting += 1
-        self._apart += 1
-
-        def told(result: object) -> None:
-            self.waiting -= 1
-            self._apart -= 1
-            then(result)
-
-        def run() -> None:
-            try:
-                result = work()
-            except DeviceError as exc:
-                result = exc
-            except Exception as exc:  # a fault of ours must not leave the client waiting
-                log.exception("a session's work apart failed")
-                result = DeviceError(UNKNOWN, f"internal error: {exc!r}")
-            self._call_soon(functools.partial(told, result))
-
-        try:
-            threading.Thread(target=run, name="flyt-apart", daemon=True).start()
-        except RuntimeError as exc:  # the system has no thread left
-            self._call_soon(functools.partial(told, DeviceError(MEMORY_ALLOCATION, str(exc))))
-
-    @property
-    def is_apart(self) -> bool:
-        """Whether something is done apart now."""
-        return self._apart > 0
 
     def unmarked(self, stream: SessionStream) -> int:
         """How many wait for brief work of a stream that has no mark yet."""

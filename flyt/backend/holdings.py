@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import Iterable
 
+from flyt.backend.apart import Apart
 from flyt.backend.blocks import Block, BlockTable
 from flyt.backend.bounce import BounceBuffer
 from flyt.backend.completions import CallSoon, Completions
@@ -56,6 +57,7 @@ class Holdings(Completions):
         self.gates: dict[int, tuple[Device, Handle]] = {}
         """By the number of its command, each place where a stream waits for the client."""
         self.modules = ModuleTable(services.images)
+        self.apart = Apart(self, call_soon)
         self.moved = self.errors = 0
         self._pools: dict[int, Handle] = {}
 

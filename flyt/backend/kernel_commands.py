@@ -2,7 +2,7 @@
 """What a session does with code: images, modules, functions, launches, compilation.
 
 A launch is put on its stream at once. All else may wait in the driver for work of the whole
-context, or compile for seconds, so it is done on a thread of its own (`Holdings.apart`).
+context, or compile for seconds, so it is done on a thread of its own (`flyt.backend.apart`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _apart(
     session: Session, number: int, work: Callable[[], Any], then: Callable[[Any], None]
 ) -> None:
     """Do ``work`` on a thread of its own, then ``then`` with its result on the session's."""
-    if session.holdings.is_apart:
+    if session.holdings.apart.is_busy:
         raise Stall
 
     def told(result: Any) -> None:
@@ -49,7 +49,7 @@ def _apart(
         else:
             then(result)
 
-    session.holdings.apart(work, told)
+    session.holdings.apart.do(work, told)
 
 
 def _image(session: Session, number: int, digest: bytes) -> bytes | None:
@@ -77,7 +77,7 @@ def module_load(session: Session, command: m.ModuleLoad, _: list[bytes]) -> None
 
 
 def module_unload(session: Session, command: m.ModuleUnload, _: list[bytes]) -> None:
-    if session.holdings.is_apart:
+    if session.holdings.apart.is_busy:
         raise Stall
     holdings = session.holdings
     module = holdings.modules.remove(command.module)
@@ -86,7 +86,7 @@ def module_unload(session: Session, command: m.ModuleUnload, _: list[bytes]) -> 
 
     def done(_: int) -> None:
         # A failure of the work is told to whom it belongs; the module goes all the same.
-        holdings.apart(lambda: module.device.kernels.unload(module.handle), told)
+        holdings.apart.do(lambda: module.device.kernels.unload(module.handle), told)
 
     def told(result: Any) -> None:
         if isinstance(result, DeviceError):

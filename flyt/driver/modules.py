@@ -159,6 +159,8 @@ def _load_library(image: bytes) -> Answer:
     session.connection.raise_deferred()
     library = _Library(session, image)
     library.module(thread.device)
+    for other in [n for n, one in _libraries.items() if one.session is not session]:
+        del _libraries[other]  # they went with their session
     number = next(_numbers)
     _libraries[number] = library
     return (CUlibrary(number),)

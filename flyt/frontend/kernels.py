@@ -180,7 +180,7 @@ class Kernels:
         self._connection.call(lambda number: m.ModuleUnload(number, module.number))
         with self._connection.lock:
             for block in lent:
-                self._session.reservations.give(block.address, block.size)
+                self._session.reservations.give(block.address, max(block.size, 1))
 
     def variable(self, module: Module, name: str) -> Allocation:
         """cuModuleGetGlobal; asked once."""

@@ -136,6 +136,20 @@ class Compile:
     """``name``: the source's name in messages; ``options`` and ``expressions``: lists of text."""
 
 
+KERNEL_CODES = {
+    96: ImagePart,
+    97: ModuleLoad,
+    98: ModuleUnload,
+    99: FunctionGet,
+    100: FunctionSet,
+    101: GlobalGet,
+    102: Occupancy,
+    103: Launch,
+    104: Compile,
+    105: Reach,
+}
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class FunctionFacts:
     """What the driver says of a function: its attributes, and where its parameters lie.

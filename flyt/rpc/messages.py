@@ -25,6 +25,7 @@ from flyt.rpc.greetings import (
     Welcome as Welcome,
 )
 from flyt.rpc.kernel_commands import (
+    KERNEL_CODES as KERNEL_CODES,
     Compile as Compile,
     FunctionGet as FunctionGet,
     FunctionSet as FunctionSet,
@@ -181,16 +182,7 @@ COMMAND_CODES = {
     21: Elapsed,
     **LINEAR_CODES,
     **HOST_CALL_CODES,
-    64: ImagePart,
-    65: ModuleLoad,
-    66: ModuleUnload,
-    67: FunctionGet,
-    68: FunctionSet,
-    69: GlobalGet,
-    70: Occupancy,
-    71: Launch,
-    72: Compile,
-    73: Reach,
+    **KERNEL_CODES,
 }
 
 
