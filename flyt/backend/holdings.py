@@ -117,10 +117,12 @@ class Holdings(Completions):
             except DeviceError as exc:
                 log.warning("a shared block of %d bytes stays: %s", block.size, exc)
 
-    def wait_for_birth(self, stream: SessionStream, blocks: Iterable[Block]) -> None:
-        """Let a stream wait for blocks that another one clears."""
-        for block in blocks:
-            clearing = self.newborn.get(block.address)
+    def wait_for_birth(self, stream: SessionStream, blocks: Iterable[Block] | None = None) -> None:
+        """Let a stream wait for blocks that another one clears; for all where nobody knows which it
+        will use."""
+        addresses = list(self.newborn) if blocks is None else [block.address for block in blocks]
+        for address in addresses:
+            clearing = self.newborn.get(address)
             if clearing is not None and clearing is not stream:
                 self.streams.behind([stream], clearing)
 
