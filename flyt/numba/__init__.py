@@ -13,6 +13,7 @@ import importlib
 import importlib.metadata
 import sys
 import warnings
+from multiprocessing import spawn
 from typing import Any
 
 from flyt.errors import ConfigurationError
@@ -69,7 +70,9 @@ def install() -> None:
         setattr(core, name, replacements[name])
     sys.modules["cuda.bindings.driver"] = replacements["driver"]
     vars(bindings)["driver"] = replacements["driver"]
-    _restart(numba_driver)
+    if not parts["cudadrv.driver"].config.DISABLE_CUDA:
+        _restart(numba_driver)
+    _reach_children()
     _installed = True
 
 
@@ -119,6 +122,24 @@ def _restart(numba_driver: Any) -> None:
     numba_driver.lib = None
     for name in [name for name in vars(numba_driver) if name.startswith("cu")]:
         delattr(numba_driver, name)  # functions it has looked up
+
+
+class _Installer:
+    """What installs in the process that unpickles it."""
+
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        return install, ()
+
+
+def _reach_children() -> None:
+    """Let processes that multiprocessing spawns install too, before they import the program: what
+    it tells them of the program is a pickled table, and takes one entry more."""
+    prepare = spawn.get_preparation_data
+
+    def prepared(name: str) -> dict[str, object]:
+        return {**prepare(name), "flyt.numba": _Installer()}
+
+    spawn.get_preparation_data = prepared
 
 
 def pytest_configure(config: Any) -> None:  # noqa: ARG001 - pytest's

@@ -16,7 +16,10 @@ from flyt import driver
 from flyt.frontend.current import thread
 
 # cuda.core's own, so that who catches them catches these; the text begins with the result's name.
-_utils = importlib.import_module("cuda.core._utils.cuda_utils")
+try:
+    _utils = importlib.import_module("cuda.core._utils.cuda_utils")
+except ModuleNotFoundError:  # before cuda.core 0.5
+    _utils = importlib.import_module("cuda.core.experimental._utils.cuda_utils")
 CUDAError: type[Exception] = _utils.CUDAError
 NVRTCError: type[Exception] = _utils.NVRTCError
 

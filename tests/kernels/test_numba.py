@@ -94,6 +94,32 @@ def test_a_module_runs_unchanged(numba: Callable[..., Any], tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
 
 
+SPAWNS = """
+import multiprocessing
+import numpy as np
+from numba import cuda
+
+def child(queue):
+    queue.put(cuda.to_device(np.arange(5)).copy_to_host().sum())
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=child, args=(queue,))
+    process.start()
+    print(queue.get(timeout=60))
+    process.join()
+"""
+
+
+def test_spawned_processes_follow(numba: Callable[..., Any], tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SPAWNS)
+    done = numba("-m", "flyt.numba", str(script), where=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "10\n"
+
+
 def test_a_kernel_is_not_supported_without_a_gpu(
     emulated: None, numba: Callable[..., Any], tmp_path: Path
 ) -> None:
