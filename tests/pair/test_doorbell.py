@@ -25,7 +25,7 @@ from tests.pair.raw import LIMIT, RawClient, eventually, status
 
 pytestmark = pytest.mark.skipif(
     ring.usable() is None,
-    reason="a doorbell wakes who sleeps at a ring: --no-ring, or no C compiler when Flyt was installed",
+    reason="a doorbell wakes who sleeps at a ring: --no-ring, or no C compiler at the install",
 )
 
 ASLEEP_SECONDS = 0.05
