@@ -40,7 +40,7 @@ CLIENT_LIMIT = 90.0
 
 PR_SET_CHILD_SUBREAPER = 36
 
-KEPT = ("FLYT_TEST_", "FLYT_VM_")
+KEPT = ("FLYT_TEST_", "FLYT_VM_", "FLYT_NVRTC_")
 """Variables that say how to test; all others of Flyt's say how to run, and go."""
 
 

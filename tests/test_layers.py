@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ipc": GROUND | {"compiling"},
     "split": GROUND | {"compiling"},
     **{face: GROUND | FACES | {"frontend"} for face in FACES},
+    "numba": GROUND | FACES | {"frontend"},
     "bench": GROUND | FACES | {"rpc", "shm", "frontend"},
     "cli": GROUND
     | FACES
@@ -39,6 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 ONLY_IN = {
     "cupy": ("flyt/backend/devices/", "flyt/ipc/"),
     "msgpack": ("flyt/rpc/", "flyt/ipc/"),
+    "numba": ("flyt/numba/",),
     "posix_ipc": ("flyt/shm/",),
     "torch": ("flyt/ipc/",),
 }
@@ -47,7 +49,7 @@ ONLY_IN = {
 MODULES = sorted(PACKAGE.rglob("*.py"))
 SOURCES = sorted(
     path
-    for folder in ("flyt", "tests", "benchmarks", "scripts", ".ci")
+    for folder in ("flyt", "tests", "benchmarks", "scripts", "examples", ".ci")
     for path in (ROOT / folder).rglob("*")
     if path.is_file()
     and (path.suffix == ".py" or not path.suffix)

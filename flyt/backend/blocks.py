@@ -20,12 +20,14 @@ INVALID_VALUE = 1
 @dataclasses.dataclass(frozen=True, slots=True)
 class Block:
     """One allocation: ``size`` bytes at ``address`` of ``device``, which count in the quota of its
-    pool too if it has one."""
+    pool too if it has one; or, ``lent``, a module's global variable, which goes with the module and
+    is no part of any quota."""
 
     address: int
     size: int
     device: Device
     pool: Quota | None = None
+    lent: bool = False
 
 
 class BlockTable(Quota):
@@ -43,6 +45,8 @@ class BlockTable(Quota):
         self._addresses: list[int] = []
 
     def add(self, block: Block) -> None:
+        if block.address in self._blocks:
+            return  # a variable that was asked for before
         self._blocks[block.address] = block
         bisect.insort(self._addresses, block.address)
 
@@ -56,13 +60,15 @@ class BlockTable(Quota):
             free_interior, free_garbage).
         """
         block = self._blocks.get(address)
-        if block is None:
+        if block is None or block.lent:
             raise DeviceError(INVALID_VALUE, f"{address:#x} is no block of this session")
         return block
 
     def remove(self, block: Block) -> None:
         """Take a block out and restore its part of the quotas."""
         self.take_out(block)
+        if block.lent:
+            return
         self.restore(block.size)
         if block.pool is not None:
             block.pool.restore(block.size)
@@ -90,5 +96,5 @@ class BlockTable(Quota):
         )
 
     def all(self) -> list[Block]:
-        """Every block, in no particular order."""
-        return list(self._blocks.values())
+        """Every block that is to be freed, in no particular order."""
+        return [block for block in self._blocks.values() if not block.lent]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flyt.backend import (
+    kernel_commands,
     memory_commands,
     pool_commands,
     row_commands,
@@ -22,4 +23,5 @@ HANDLERS: dict[type, Callable[[Any, Any, list[bytes]], None]] = {
     **pool_commands.HANDLERS,
     **sharing_commands.HANDLERS,
     **stream_commands.HANDLERS,
+    **kernel_commands.HANDLERS,
 }

@@ -272,6 +272,6 @@ class StreamTable:
                     steps.callback(device.destroy_event, handle)
             for number in self._events:
                 steps.callback(self.destroy_event, number)
-            for table in (self._legacy, self._own, self._streams):
+            for table in (self._records, self._legacy, self._own, self._streams):
                 table.clear()
             self._dying.clear()

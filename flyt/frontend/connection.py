@@ -61,7 +61,7 @@ class Connection:
         self._credits = window
         self._sent = self._taken = 0
         self.calls = self.posts = 0
-        self._deferred: DeviceError | None = None
+        self.deferred: DeviceError | None = None
         self._heard = time.monotonic()
         self._pinged = self._nudged = 0.0
         self.room = WaitingRoom(
@@ -281,8 +281,8 @@ class Connection:
         )
         if pending is None and reply.status == m.Status.PROTOCOL:
             self._lose(DEVICES_UNAVAILABLE, f"the backend ended the session: {reply.text}")
-        elif pending is not None and pending.posted and reply.status and self._deferred is None:
-            self._deferred = DeviceError(reply.status, reply.text or pending.name)
+        elif pending is not None and pending.posted and reply.status and self.deferred is None:
+            self.deferred = DeviceError(reply.status, reply.text or pending.name)
 
     def _all_done(self, reply: m.Done) -> None:
         if reply.count > self._sent:
@@ -317,10 +317,10 @@ class Connection:
 
     def raise_deferred(self) -> None:
         """Report the error of an earlier post, once, as CUDA reports asynchronous errors."""
-        if self._deferred is None:
+        if self.deferred is None:
             return
         with self.lock:
-            error, self._deferred = self._deferred, None
+            error, self.deferred = self.deferred, None
         if error is not None:
             raise error
 

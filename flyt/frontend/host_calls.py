@@ -158,6 +158,8 @@ class HostCalls:
         [pending] = call.sent
         lost = self._connection.lost
         status = lost.code if pending.ended and lost is not None else pending.status
+        earlier = self._connection.deferred  # work before it may have been answered by itself
+        status = status or (earlier.code if earlier is not None else 0)
         try:
             call.function(status)
         except Exception:  # the program's own fault: its stream must go on all the same

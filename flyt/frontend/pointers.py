@@ -42,6 +42,8 @@ class Allocation:
         The handle of the pool that device memory came from; 0 for cudaMalloc.
     imported : bool
         Another process's memory, opened here: it is closed, not freed.
+    lent : bool
+        A module's global variable: it goes with the module, nobody frees it.
     """
 
     space: Space
@@ -54,6 +56,7 @@ class Allocation:
     registered: bool = False
     pool: int = 0
     imported: bool = False
+    lent: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -98,6 +101,7 @@ class PointerMap:
             or allocation.space != space
             or allocation.registered
             or allocation.imported
+            or allocation.lent
         ):
             raise DeviceError(
                 INVALID_VALUE,
@@ -144,7 +148,7 @@ class PointerMap:
         return self._take_out(address)
 
     def take_back(self, address: int) -> Allocation:
-        """Take out what is not this process's own."""
+        """Take out what is not this process's own, or was lent and goes with its module."""
         return self._take_out(address)
 
     def _take_out(self, address: int) -> Allocation:

@@ -129,6 +129,7 @@ from flyt.frontend.current import connect
 from flyt.frontend.inflight import InflightCommand
 from flyt.frontend.objects import Event, Stream
 from flyt.frontend.pinned import pinned_empty
+from flyt.frontend.raw import CompileException, RawKernel, RawModule
 from flyt.frontend.session import Session
 from flyt.frontend.state import inflight, last_failure, statistics
 from flyt.frontend.statistics import FlytWarning
@@ -136,6 +137,7 @@ from flyt.frontend.statistics import FlytWarning
 __all__ = [
     "AddressTaken",
     "CommandTimeout",
+    "CompileException",
     "ConfigurationError",
     "DeviceArray",
     "DeviceError",
@@ -145,6 +147,8 @@ __all__ = [
     "HandshakeError",
     "InflightCommand",
     "ProtocolError",
+    "RawKernel",
+    "RawModule",
     "RegionError",
     "RegionFull",
     "Session",

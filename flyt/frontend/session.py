@@ -15,18 +15,14 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from flyt.errors import (
-    CommandTimeout,
-    DeviceError,
-    ProtocolError,
-    SessionLost,
-)
+from flyt.errors import CommandTimeout, DeviceError, ProtocolError, SessionLost
 from flyt.frontend.allocating import allocate
 from flyt.frontend.attaching import attach
 from flyt.frontend.connection import Connection
 from flyt.frontend.greeting import greeted
 from flyt.frontend.host_calls import HostCalls
 from flyt.frontend.inflight import InflightCommand
+from flyt.frontend.kernels import Kernels
 from flyt.frontend.launcher import Launched, launch
 from flyt.frontend.pointers import Allocation, Place, PointerMap, Space
 from flyt.frontend.pools import Pools
@@ -122,6 +118,7 @@ class Session:
             undo.pop_all()
         self.scheduler = Scheduler(self.connection)
         self.pools, self.sharing = Pools(self), Sharing(self)
+        self.kernels = Kernels(self)
         self.transfers = Transfers(
             self.connection,
             self.scheduler,

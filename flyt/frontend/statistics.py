@@ -14,7 +14,7 @@ COUNTERS = (
     "staged_h2d_bytes", "staged_d2h_bytes",
     "pinned_h2d_bytes", "pinned_d2h_bytes",
     "inline_h2d_bytes", "inline_d2h_bytes",
-    "device_to_device_bytes", "host_to_host_bytes",
+    "device_to_device_bytes", "host_to_host_bytes", "image_bytes",
     "fallback_inline", "fallback_small_staging", "fallback_doorbell",
 )  # fmt: skip
 """Every counter that `flyt.statistics` shows; bytes, or how often."""

@@ -28,7 +28,6 @@ from flyt.shm.copy import CopyEngine, Job
 INLINE_DEPTH = 4
 """Inline payloads in flight: enough to hide a round trip, few enough to leave room for others."""
 
-
 FILLING = 2
 """Slots that are filled at once: while the first one's last pieces are under way the engine's
 threads are at the next one."""
@@ -80,7 +79,7 @@ class StagedWay:
             self._small_to_device(rows, stream)
             return
         filling: collections.deque[_Flight] = collections.deque()
-        flight = _Flight(rows)
+        flight: _Flight | None = None
         try:
             for part in rows.parts(self._slots.size):
                 flight = _Flight(part)
@@ -99,7 +98,7 @@ class StagedWay:
                 self._post(filling[0], stream)
                 filling.popleft()
         except BaseException:
-            for begun in (*filling, flight):
+            for begun in (*filling, *([flight] if flight else [])):
                 self._engine.wait(begun.jobs)
                 if not begun.sent:  # else the answer gives it back
                     self._slots.give_back(begun.held)
@@ -108,12 +107,12 @@ class StagedWay:
 
     def _post(self, flight: _Flight, stream: Stream) -> None:
         """Send what the slot holds, once it holds it."""
-        slot, part = flight.held[0], flight.part
+        slot, size = flight.held[0], flight.part.size
         self._engine.wait(flight.jobs)
         pending = self._connection.submit(
-            _in(part, slot.at, self._pid, stream),
-            size=part.size,
-            pages=(slot.at, part.size),
+            _in(flight.part, slot.at, self._pid, stream),
+            size=size,
+            pages=(slot.at, size),
             finish=_giver(self._slots, slot),
             posted=True,
             stream=stream,
@@ -131,7 +130,12 @@ class StagedWay:
                     if rows.height == 1:
                         memory.copy(slot.address, rows.host, size)
                     else:
-                        _gather(slot.address, rows)
+                        move(
+                            Row(slot.address, rows.width),
+                            Row(rows.host, rows.host_pitch),
+                            rows.width,
+                            rows.height,
+                        )
                     pending = connection.submit(
                         _in(rows, slot.at, self._pid, stream),
                         size=size,
@@ -198,21 +202,24 @@ class StagedWay:
         )
 
     def _drain(self, flight: _Flight) -> None:
-        pending, part, slot = flight.sent[0], flight.part, flight.held[0].address
+        pending = flight.sent[0]
         self._connection.wait(pending)
         self._connection.checked(pending)
-        if part.height == 1:
-            self._engine.post(flight.jobs, part.host, slot, part.width)
-        else:
-            place = Row(part.host, part.host_pitch)
-            move(place, Row(slot, part.width), part.width, part.height)
+        self._unpack(flight)
 
     def _pack(self, flight: _Flight) -> None:
         part, slot = flight.part, flight.held[0].address
         if part.height == 1:
             self._engine.post(flight.jobs, slot, part.host, part.width)
         else:
-            _gather(slot, part)
+            move(Row(slot, part.width), Row(part.host, part.host_pitch), part.width, part.height)
+
+    def _unpack(self, flight: _Flight) -> None:
+        part, slot = flight.part, flight.held[0].address
+        if part.height == 1:
+            self._engine.post(flight.jobs, part.host, slot, part.width)
+        else:
+            move(Row(part.host, part.host_pitch), Row(slot, part.width), part.width, part.height)
 
     def _recover(self, flight: _Flight) -> None:
         """After an interrupt: a request that is on its way writes into its slot until it is
@@ -314,13 +321,9 @@ def _packed(part: Rows) -> bytes:
     if part.height == 1:
         return bytes(memory.view(part.host, part.width))
     packed = np.empty(part.size, np.uint8)
-    _gather(packed.ctypes.data, part)
+    to = Row(packed.ctypes.data, part.width)
+    move(to, Row(part.host, part.host_pitch), part.width, part.height)
     return packed.tobytes()
-
-
-def _gather(to: int, part: Rows) -> None:
-    """Pack rows of host memory."""
-    move(Row(to, part.width), Row(part.host, part.host_pitch), part.width, part.height)
 
 
 def _giver(slots: StagingSlots, slot: Slot) -> Callable[[Pending], None]:

@@ -114,6 +114,9 @@ U64 = Annotated[int, _unsigned(64)]
 _LIMITS: dict[Any, int] = {U8: 1 << 8, U32: 1 << 32, U64: 1 << 64}
 Flag = Annotated[bool, _flag]
 Token = Annotated[bytes, _octets(16, 16)]
+Digest = Annotated[bytes, _octets(32, 32)]
+Params = Annotated[bytes, _octets(0, 32_764)]
+"""Parameters of a kernel: CUDA takes no more."""
 Text = Annotated[str, _text(4096)]
 Numbers = Annotated[tuple[int, ...], _numbers(64)]
 Frames = Annotated[tuple[int, ...], _numbers(1 << 20)]

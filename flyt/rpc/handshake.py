@@ -29,6 +29,8 @@ class Feature(IntEnum):
     in between is seen."""
     DOORBELL = 5
     """The backend is woken by an ivshmem doorbell (with `RING`)."""
+    KERNELS = 16
+    """Modules, launches, compilation (`flyt.rpc.kernel_commands`)."""
 
 
 _WAYS = frozenset({Feature.REGION, Feature.INLINE})

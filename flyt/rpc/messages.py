@@ -24,6 +24,19 @@ from flyt.rpc.greetings import (
     StatusReport as StatusReport,
     Welcome as Welcome,
 )
+from flyt.rpc.kernel_commands import (
+    KERNEL_CODES as KERNEL_CODES,
+    Compile as Compile,
+    FunctionGet as FunctionGet,
+    FunctionSet as FunctionSet,
+    GlobalGet as GlobalGet,
+    ImagePart as ImagePart,
+    Launch as Launch,
+    ModuleLoad as ModuleLoad,
+    ModuleUnload as ModuleUnload,
+    Occupancy as Occupancy,
+    Reach as Reach,
+)
 from flyt.rpc.linear_commands import (
     LINEAR_CODES as LINEAR_CODES,
     CloseMemory as CloseMemory,
@@ -88,6 +101,8 @@ class Status(IntEnum):
     """The word in the control page is not the one sent: no memory is shared."""
     PROTOCOL = 0x1_0004
     """The command breaks the protocol; the session ends. The text says how."""
+    UNKNOWN_IMAGE = 0x1_0005
+    """The worker does not have the image; the frontend sends its parts and says it again."""
 
 
 # --- commands of a session, on its own socket ----------------------------------------------
@@ -167,6 +182,7 @@ COMMAND_CODES = {
     21: Elapsed,
     **LINEAR_CODES,
     **HOST_CALL_CODES,
+    **KERNEL_CODES,
 }
 
 

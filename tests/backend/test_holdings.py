@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from flyt.backend import holdings
+from flyt.backend import completions
 from flyt.backend.holdings import Holdings
+from flyt.backend.images import ImageStore
 from flyt.backend.reaper import Activity
 from flyt.backend.streams import SessionStream
 from flyt.errors import DeviceError
@@ -47,7 +48,9 @@ class Rig:
     def __init__(self) -> None:
         self.gpu = Gpu()
         self.inbox: collections.deque[Callable[[], None]] = collections.deque()
-        services: Any = SimpleNamespace(devices=[self.gpu], activity=Activity())
+        services: Any = SimpleNamespace(
+            devices=[self.gpu], activity=Activity(), images=ImageStore()
+        )
         self.holdings = Holdings(services, self.inbox.append, 0)
         self.stream = SessionStream(self.gpu, object())  # type: ignore[arg-type]
         self.heard: list[Any] = []
@@ -66,7 +69,7 @@ class Rig:
 
 @pytest.fixture(params=[0.0, 60.0], ids=["left to the device", "asked for"])
 def rig(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Rig:
-    monkeypatch.setattr(holdings, "device_spin_seconds", lambda: request.param)
+    monkeypatch.setattr(completions, "device_spin_seconds", lambda: request.param)
     return Rig()
 
 

@@ -238,9 +238,17 @@ import inspect, json, sys
 from importlib import import_module
 from cuda.bindings.runtime import cudaError_t as E
 module, shapes = import_module(sys.argv[1]), {}
-sample = {"error": E.cudaErrorUnknown, "kind": 1}
+from cuda.bindings import runtime as r
+sample = {
+    "error": E.cudaErrorUnknown, "kind": 1, "pciBusId": b"0000:01:00.0", "extent": r.cudaExtent(),
+    "pitchedDevPtr": r.cudaPitchedPtr(), "poolProps": r.cudaMemPoolProps(), "dsts": [1],
+    "srcs": [1], "sizes": [1], "attrs": [r.cudaMemcpyAttributes()], "attrsIdxs": [0],
+}
 for name in sys.argv[2:]:
     function = getattr(module, name)
+    sample["p"] = r.cudaMemcpy3DPeerParms() if "Peer" in name else r.cudaMemcpy3DParms()
+    sample["handle"] = r.cudaIpcMemHandle_t() if "Mem" in name else r.cudaIpcEventHandle_t()
+    sample["attr"] = r.cudaMemPoolAttr(1) if "MemPool" in name else 1
     answer = function(*[sample.get(p, 1) for p in inspect.signature(function).parameters])
     shapes[name] = [isinstance(answer[0], E), len(answer)]
 print(json.dumps(shapes))

@@ -28,7 +28,7 @@ H2D, D2H = (
 )
 
 pytestmark = pytest.mark.skipif(
-    ring.native() is None, reason="no C compiler was there when Flyt was installed"
+    ring.usable() is None, reason="--no-ring, or no C compiler was there when Flyt was installed"
 )
 
 

@@ -78,6 +78,16 @@ KINDS: dict[Any, Kind] = {
         (bytes(16), b"\xff" * 16),
         (b"", bytes(15), bytes(17), "x" * 16, None, [0] * 16),
     ),
+    codec.Digest: Kind(
+        st.binary(min_size=32, max_size=32),
+        (bytes(32), b"\xff" * 32),
+        (b"", bytes(31), bytes(33), "x" * 32, None, [0] * 32),
+    ),
+    codec.Params: Kind(
+        st.binary(max_size=60),
+        (b"", b"\xff" * 32_764),
+        (bytes(32_765), "x", None, 1, [0]),
+    ),
     codec.Text: Kind(
         st.text(max_size=60),
         ("", "x" * 4096, "\N{SNOWMAN}" * 4096, "a\0b"),
@@ -129,6 +139,8 @@ def _typical(cls: type) -> Any:
         codec.U64: 0x2000_0010_0000,
         codec.Flag: False,
         codec.Token: bytes(range(16)),
+        codec.Digest: bytes(range(32)),
+        codec.Params: bytes(range(12)),
         codec.Text: "/dev/shm/flyt",
         codec.Numbers: (1, 300, 1 << 40),
         codec.Frames: (2, 3, 70_000),

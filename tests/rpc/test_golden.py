@@ -8,15 +8,22 @@ from typing import Any
 import pytest
 
 from flyt.backend import orders
-from flyt.rpc import messages as m
+from flyt.rpc import greetings, messages as m
 from flyt.rpc.codec import Vocabulary
 
 TOKEN = bytes(range(16))
 TOKEN_HEX = "c410 00010203 04050607 08090a0b 0c0d0e0f"
 
+DIGEST = bytes(range(32))
+DIGEST_HEX = f"c420 {DIGEST.hex()}"
+MIB, MIB2 = "ce00100000", "ce00200000"
+
 GOLDEN = [
     (m.HELLOS, m.Hello(1, (1, 2), 4242, "python"), "95 01 01 920102 cd1092 a6707974686f6e"),
     (m.HELLOS, m.AskStatus(), "91 02"),
+    (m.HELLOS, greetings.Suspend(1 << 63, 300), "93 03 cf8000000000000000 cd012c"),
+    (m.HELLOS, greetings.Resume(5), "92 04 05"),
+    (m.WELCOMES, greetings.Obeyed(), "91 04"),
     (m.WELCOMES, m.Refused(801, "\N{GREEK SMALL LETTER MU}"), "93 02 cd0321 a2cebc"),
     (m.WELCOMES, m.StatusReport({"a": [None, True]}), "92 03 81 a161 92 c0 c3"),
     (
@@ -77,6 +84,24 @@ GOLDEN = [
     (m.COMMANDS, m.EventDestroy(19, 272), "93 13 13 cd0110"),
     (m.COMMANDS, m.EventRecord(20, 272, 0), "94 14 14 cd0110 00"),
     (m.COMMANDS, m.Elapsed(21, 272, 288), "94 15 15 cd0110 cd0120"),
+    (m.COMMANDS, m.ImagePart(22, DIGEST, 1 << 20, 1 << 21), f"95 60 16 {DIGEST_HEX} {MIB} {MIB2}"),
+    (m.COMMANDS, m.ModuleLoad(23, 1 << 20, 1, DIGEST), f"95 61 17 {MIB} 01 {DIGEST_HEX}"),
+    (m.COMMANDS, m.ModuleUnload(24, 1 << 20), f"93 62 18 {MIB}"),
+    (m.COMMANDS, m.FunctionGet(25, 1, 2, "f"), "95 63 19 01 02 a166"),
+    (m.COMMANDS, m.FunctionSet(26, 2, 8, 255), "95 64 1a 02 08 ccff"),
+    (m.COMMANDS, m.GlobalGet(27, 1, "v"), "94 65 1b 01 a176"),
+    (m.COMMANDS, m.Occupancy(28, 2, 128, 0, 1), "96 66 1c 02 cc80 00 01"),
+    (
+        m.COMMANDS,
+        m.Launch(29, 2, 3, 4, 5, 6, 7, 8, 9, 256, (2, 1, 0, 0), b"\1\2", True),
+        "9e 67 1d 02 03 04 05 06 07 08 09 cd0100 9402010000 c4020102 c3",
+    ),
+    (
+        m.COMMANDS,
+        m.Compile(30, 0, DIGEST, {"name": ""}),
+        f"95 68 1e 00 {DIGEST_HEX} 81a46e616d65a0",
+    ),
+    (m.COMMANDS, m.Reach(31, 256), "93 69 1f cd0100"),
     (m.COMMANDS, m.Ping(14), "92 0e 0e"),
     (
         m.COMMANDS,
@@ -134,5 +159,6 @@ def test_status_codes() -> None:
         "FRAMES_REFUSED": 65_538,
         "PROOF_FAILED": 65_539,
         "PROTOCOL": 65_540,
+        "UNKNOWN_IMAGE": 65_541,
     }
     assert m.PROTOCOL_VERSION == 1

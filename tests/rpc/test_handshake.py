@@ -83,7 +83,12 @@ def test_this_version_speaks_with_itself() -> None:
 @pytest.mark.parametrize("local", [False, True])
 def test_rings_need_what_both_sides_have(local: bool) -> None:
     one, other = offer("backend", ring=local), offer("frontend", ring=not local)
-    assert negotiate(one, other) == {Feature.REGION, Feature.INLINE, Feature.STAYS}
+    assert negotiate(one, other) == {
+        Feature.REGION,
+        Feature.INLINE,
+        Feature.STAYS,
+        Feature.KERNELS,
+    }
 
 
 @pytest.mark.parametrize(
@@ -99,7 +104,13 @@ def test_a_doorbell_wakes_who_reads_rings(ring: bool, doorbell: bool, agreed: se
         offer("backend", ring=True, doorbell=True),
         offer("frontend", ring=ring, doorbell=doorbell),
     )
-    assert negotiate(one, other) == {Feature.REGION, Feature.INLINE, Feature.STAYS, *agreed}
+    assert negotiate(one, other) == {
+        Feature.REGION,
+        Feature.INLINE,
+        Feature.STAYS,
+        Feature.KERNELS,
+        *agreed,
+    }
 
 
 def test_rings_alone_move_no_bytes() -> None:

@@ -38,7 +38,14 @@ def open_devices(kind: str, options: str = "") -> list[Device]:
         raise ConfigurationError(
             f"device {kind!r} takes no options, but got {options!r}; only 'emulated' does"
         )
-    return cupy.open_cupy()
+    devices = cupy.open_cupy()
+    # Imported here: a machine without a GPU has no use for the driver's bindings.
+    from flyt.backend.devices.cuda_kernels import CudaKernels
+
+    for device in devices:
+        if isinstance(device, cupy.CupyDevice):
+            device.kernels = CudaKernels(device.runtime, device.ordinal)
+    return devices
 
 
 def versions(devices: Sequence[Device]) -> tuple[int, int]:

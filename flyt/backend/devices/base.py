@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from flyt.backend.devices.kernels import Kernels
 from flyt.backend.devices.properties import Value
 
 Notification = Callable[[int], None]
@@ -91,6 +92,8 @@ class Device(abc.ABC):
     """One GPU as a worker drives it."""
 
     ordinal: int
+    kernels = Kernels()
+    """What it does with code."""
 
     @abc.abstractmethod
     def snapshot(self) -> DeviceSnapshot: ...
@@ -98,6 +101,11 @@ class Device(abc.ABC):
     @abc.abstractmethod
     def memory(self) -> tuple[int, int]:
         """Free and total bytes of the whole device (cudaMemGetInfo)."""
+
+    @abc.abstractmethod
+    def limit_sms(self, count: int) -> None:
+        """Kernels on streams that are made from now on run on at most ``count`` SMs (a green
+        context). ConfigurationError where device or driver can't."""
 
     # --- memory ---
 
@@ -208,6 +216,20 @@ class Device(abc.ABC):
     @abc.abstractmethod
     def fill(self, address: int, value: int, size: int, stream: Handle) -> None:
         """cudaMemsetAsync."""
+
+    # --- checkpoint: of all devices of the process at once, so called on one of them ---
+
+    @abc.abstractmethod
+    def suspend(self) -> None:
+        """Moves the state of this process on its devices to host memory and gives up the devices
+        (cuCheckpointProcessLock, …Checkpoint). Nothing is in flight, and nothing is asked of any
+        device until `resume`. Waits, bounded; a process that it can't suspend is as before."""
+
+    @abc.abstractmethod
+    def resume(self) -> None:
+        """Brings everything back: the same bytes at the same addresses, streams, events and
+        registrations (cuCheckpointProcessRestore, …Unlock). DeviceError when the devices have no
+        room: then the process is suspended still. Waits, bounded."""
 
     @abc.abstractmethod
     def copy_rows(

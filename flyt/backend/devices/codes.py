@@ -17,6 +17,8 @@ HOST_MEMORY_ALREADY_REGISTERED = 712
 HOST_MEMORY_NOT_REGISTERED = 713
 LAUNCH_FAILURE = 719
 NOT_PERMITTED = 800
+NOT_SUPPORTED = 801
+SYSTEM_NOT_READY = 802
 
 STICKY = frozenset({226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911})
 """Errors after which a context answers nothing else: only a fresh process gets the GPU back."""

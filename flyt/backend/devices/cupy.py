@@ -10,16 +10,18 @@ from __future__ import annotations
 import collections
 import importlib
 import logging
+import os
 import threading
 import time
 from typing import Any
 
-from flyt.backend.devices import codes
+from flyt.backend.devices import checkpoint, codes
 from flyt.backend.devices.base import Device, DeviceSnapshot, Handle, Notification
 from flyt.backend.devices.cupy_calls import cuda
 from flyt.backend.devices.cupy_linear import CupyLinear
 from flyt.backend.devices.cupy_snapshot import take_snapshot
 from flyt.backend.devices.cupy_waiter import Waiter
+from flyt.backend.devices.sm_cap import SmCap
 from flyt.errors import ConfigurationError, DeviceError
 
 CLOSE_LIMIT = 5.0
@@ -57,6 +59,7 @@ class CupyDevice(CupyLinear):
         self._waiters: dict[int, Waiter] = {}  # by stream, until that is destroyed
         self._leaving: set[Waiter] = set()  # of destroyed streams with work left
         self._stock: collections.deque[int] = collections.deque()  # idle events for marks
+        self._cap: SmCap | None = None
         self._snapshot = self._take_snapshot()
 
     def snapshot(self) -> DeviceSnapshot:
@@ -66,6 +69,10 @@ class CupyDevice(CupyLinear):
     def memory(self) -> tuple[int, int]:
         free, total = self.runtime.memGetInfo()
         return int(free), int(total)
+
+    @cuda
+    def limit_sms(self, count: int) -> None:
+        self._cap = SmCap(self.ordinal, count)
 
     # --- memory ---
 
@@ -81,7 +88,10 @@ class CupyDevice(CupyLinear):
 
     @cuda
     def create_stream(self, flags: int = 1, priority: int = 0) -> int:
-        stream = int(self.runtime.streamCreateWithPriority(flags, priority))
+        if self._cap is None:
+            stream = int(self.runtime.streamCreateWithPriority(flags, priority))
+        else:
+            stream = self._cap.create_stream(priority)
         with self._lock:
             self._waiters[stream] = Waiter(self._wait, self._ended)
         return stream
@@ -153,6 +163,14 @@ class CupyDevice(CupyLinear):
         if waiter is None:
             raise DeviceError(codes.INVALID_RESOURCE_HANDLE, "watch: the stream is destroyed")
         waiter.put(event, call)
+
+    # --- checkpoint ---
+
+    def suspend(self) -> None:
+        checkpoint.suspend(os.getpid())
+
+    def resume(self) -> None:
+        checkpoint.resume(os.getpid())
 
     def close(self) -> None:
         deadline = time.monotonic() + CLOSE_LIMIT

@@ -17,8 +17,7 @@ from flyt.backend.devices.emulated_base import nothing
 from flyt.backend.devices.emulated_pools import EmulatedPools
 from flyt.backend.devices.emulated_stream import Event, Record, Stream
 from flyt.backend.devices.emulated_work import EmulatedWork
-from flyt.backend.devices.properties import describe
-from flyt.errors import DeviceError
+from flyt.errors import ConfigurationError, DeviceError
 
 NAME = "Flyt emulated device"
 
@@ -55,24 +54,11 @@ class EmulatedDevice(EmulatedPools, EmulatedWork):
     """
 
     def snapshot(self) -> DeviceSnapshot:
-        attributes = emulated_attributes.attributes(self.ordinal)
-        properties = describe(
-            attributes,
-            name=NAME,
-            memory=self._memory.size,
-            uuid=emulated_attributes.identity(self.ordinal),
-        )
-        # They lie in one address space: each reads the others' memory.
-        peers = [n for n in range(self._context.options.devices) if n != self.ordinal]
-        return DeviceSnapshot(
-            name=NAME,
-            total_memory=self._memory.size,
-            kind="emulated",
-            attributes=attributes,
-            properties=properties,
-            pci_bus_id=emulated_attributes.pci_bus_id(self.ordinal),
-            peers=peers,
-        )
+        count = self._context.options.devices
+        return emulated_attributes.snapshot(NAME, self.ordinal, self._memory.size, count)
+
+    def limit_sms(self, count: int) -> None:
+        raise ConfigurationError(f"--sm-limit {count}: the emulated device has no SMs to limit")
 
     def register(self, address: int, size: int) -> None:
         self._enter("register")
@@ -172,6 +158,18 @@ class EmulatedDevice(EmulatedPools, EmulatedWork):
                 return mark
         self.notify(stream, mark.reach)
         return mark
+
+    # --- checkpoint ---
+
+    def suspend(self) -> None:
+        self._enter("suspend")
+        with self._context.lock:
+            self._context.suspend()
+
+    def resume(self) -> None:
+        self._enter("resume")
+        with self._context.lock:
+            self._context.resume()
 
     def close(self) -> None:
         context = self._context

@@ -28,6 +28,7 @@ ALIGNMENT = 512
 
 # mmap flags of Linux that Python's mmap module does not name everywhere.
 _MAP_NORESERVE = 0x4000
+_MAP_FIXED = 0x10
 _MAP_FIXED_NOREPLACE = 0x10_0000
 _MADV_HUGEPAGE = 14
 _MAP_FAILED = ctypes.c_void_p(-1).value
@@ -71,6 +72,18 @@ def map_arena(size: int, slot: int) -> int:
 
 def unmap(address: int, size: int) -> None:
     _libc.munmap(address, size)
+
+
+def _remap(address: int, size: int, protection: int) -> None:
+    """Fresh zero pages in place of all that is mapped there."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED
+    if _libc.mmap(address, size, protection, flags, -1, 0) != address:
+        reason = os.strerror(ctypes.get_errno())
+        raise DeviceError(codes.OPERATING_SYSTEM, f"map {size} bytes at {address:#x}: {reason}")
+
+
+def _view(address: int, size: int) -> memoryview:
+    return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
 
 
 class Pool:
@@ -146,6 +159,7 @@ class Memory:
         self._blocks: dict[int, Block] = {}
         self._starts: list[int] = []  # sorted addresses of the blocks
         self._holes: list[tuple[int, int]] = [(base, size)]  # sorted, never adjacent
+        self._saved: dict[int, bytes] | None = None  # what blocks hold while it is suspended
 
     def __contains__(self, address: int) -> bool:
         return self.base <= address < self.base + self.size
@@ -209,6 +223,29 @@ class Memory:
             start = self._holes[index - 1][0]
             first = index - 1
         self._holes[first:last] = [(start, end - start)]
+
+    def suspend(self) -> None:
+        """Moves the bytes of all blocks elsewhere, and gives all pages of the arena back: who
+        touches it faults."""
+        self._saved = {
+            start: bytes(_view(start, self._blocks[start].size)) for start in self._starts
+        }
+        _remap(self.base, self.size, 0)
+        self.free += self._occupied()
+
+    def resume(self) -> None:
+        """Brings the bytes back to their addresses. Those of free memory are gone."""
+        if self._saved is None:
+            return
+        _remap(self.base, self.size, mmap.PROT_READ | mmap.PROT_WRITE)
+        _libc.madvise(self.base, self.size, _MADV_HUGEPAGE)
+        for start, data in self._saved.items():
+            _view(start, len(data))[:] = data
+        self._saved = None
+        self.free -= self._occupied()
+
+    def _occupied(self) -> int:
+        return sum(block.extent for block in self._blocks.values())
 
     def _add(self, block: Block) -> int:
         self._blocks[block.address] = block

@@ -42,6 +42,9 @@ OPERATIONS = STREAM_OPERATIONS | {
     "notify",
 }
 
+CHECKPOINTS = frozenset({"suspend", "resume"})
+"""Operations on the whole process, which its owner asks for and no client."""
+
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _FAULT_FIELDS = (3, 4)  # OP:CODE:N, and perhaps :async
 _GIGA = 1e9  # bandwidths count decimal bytes, as data sheets do
@@ -162,7 +165,7 @@ def _fault(value: str) -> Fault:
             f"emulated device: fault={value} must be OPERATION:CODE:N or OPERATION:CODE:N:async, "
             "where CODE is a cudaError_t and the N-th call fails, counted from 1"
         )
-    known = STREAM_OPERATIONS if last else OPERATIONS
+    known = STREAM_OPERATIONS if last else OPERATIONS | CHECKPOINTS
     if fields[0] not in known:
         raise ConfigurationError(
             f"emulated device: fault={value}: {fields[0]!r} is none of {', '.join(sorted(known))}"

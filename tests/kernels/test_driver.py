@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flyt.driver` against ``cuda.bindings.driver``: names, signatures, tuples; and what it answers
+without a kernel. What a GPU's driver answers to the same program is held against it in
+``test_on_gpu.py``."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cuda.bindings import driver as cuda
+
+from flyt import driver
+from flyt.driver.convention import values_of
+
+FACTS = Path(__file__).with_name("driver_facts.py")
+OFFERED = sorted(
+    name
+    for name in dir(driver)
+    if name.startswith("cu")
+    and callable(getattr(driver, name))
+    and not isinstance(getattr(driver, name), type)
+    and name not in driver.not_offered()
+)
+NUMBA = {
+    "cuCtxEnablePeerAccess",
+    "cuCtxGetCurrent",
+    "cuCtxGetDevice",
+    "cuCtxPopCurrent",
+    "cuCtxPushCurrent",
+    "cuCtxSynchronize",
+    "cuDeviceCanAccessPeer",
+    "cuDeviceGetAttribute",
+    "cuDevicePrimaryCtxRelease",
+    "cuDevicePrimaryCtxReset",
+    "cuDevicePrimaryCtxRetain",
+    "cuDriverGetVersion",
+    "cuEventCreate",
+    "cuEventDestroy",
+    "cuEventElapsedTime",
+    "cuEventQuery",
+    "cuEventRecord",
+    "cuEventSynchronize",
+    "cuInit",
+    "cuKernelSetAttribute",
+    "cuKernelSetCacheConfig",
+    "cuLibraryGetGlobal",
+    "cuLibraryUnload",
+    "cuMemAlloc",
+    "cuMemFree",
+    "cuMemFreeHost",
+    "cuMemGetAddressRange",
+    "cuMemGetInfo",
+    "cuMemHostAlloc",
+    "cuMemHostGetDevicePointer",
+    "cuMemHostRegister",
+    "cuMemHostUnregister",
+    "cuMemcpyDtoD",
+    "cuMemcpyDtoDAsync",
+    "cuMemcpyDtoH",
+    "cuMemcpyDtoHAsync",
+    "cuMemcpyHtoD",
+    "cuMemcpyHtoDAsync",
+    "cuMemsetD8",
+    "cuMemsetD8Async",
+    "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+    "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags",
+    "cuPointerGetAttribute",
+    "cuProfilerStart",
+    "cuProfilerStop",
+    "cuStreamCreate",
+    "cuStreamDestroy",
+    "cuStreamSynchronize",
+    "cuStreamWaitEvent",
+}
+"""What numba-cuda 0.30.4 calls, but for managed memory, IPC and stream callbacks."""
+
+NOT_YET = {"cuCtxEnablePeerAccess"}
+
+
+@pytest.mark.parametrize("name", OFFERED)
+def test_signatures_are_cuda_s(name: str) -> None:
+    ours, theirs = (inspect.signature(getattr(module, name)) for module in (driver, cuda))
+    assert list(ours.parameters) == list(theirs.parameters)
+
+
+def test_enough_is_offered() -> None:
+    assert len(OFFERED) > 100
+    assert set(OFFERED) >= NUMBA - NOT_YET
+
+
+def test_types_and_constants_are_cuda_s_own() -> None:
+    assert driver.CUresult is cuda.CUresult
+    assert driver.CUdeviceptr is cuda.CUdeviceptr
+    assert driver.CU_STREAM_LEGACY == cuda.CU_STREAM_LEGACY
+    with pytest.raises(AttributeError):
+        driver.cuNoSuchThing  # noqa: B018 - the look-up is what is tested
+    with pytest.raises(AttributeError):
+        driver.nothing  # noqa: B018 - likewise
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("cuGraphCreate", 1), ("cuMemAllocManaged", 1), ("cuCtxCreate", 1), ("cuGraphDestroy", 0)],
+)
+def test_what_is_not_offered_says_so(name: str, values: int) -> None:
+    assert name in driver.not_offered()
+    answer = getattr(driver, name)(1, 2, 3)
+    assert answer == (cuda.CUresult.CUDA_ERROR_NOT_SUPPORTED, *[None] * values)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("cuInit", 0), ("cuMemAlloc", 1), ("cuMemGetInfo", 2), ("cuFuncGetParamInfo", 2)],
+)
+def test_how_many_values_a_function_returns(name: str, values: int) -> None:
+    assert values_of(name) == values
+
+
+WITHOUT_KERNELS = {
+    "before_init": ["CUDA_ERROR_NOT_INITIALIZED"],
+    "device_7777": ["CUDA_ERROR_INVALID_DEVICE"],
+    "no_context_current": ["CUDA_SUCCESS", 0],
+    "no_context_alloc": ["CUDA_ERROR_INVALID_CONTEXT"],
+    "no_context_pop": ["CUDA_ERROR_INVALID_CONTEXT"],
+    "context_device": ["CUDA_SUCCESS", 0],
+    "context_is_primary": True,
+    "alloc_0": ["CUDA_ERROR_INVALID_VALUE"],
+    "range": ["CUDA_SUCCESS", 0, 4096],
+    "filled": [0x8182_8384, 0x8182_8384],
+    "memset_32_unaligned": ["CUDA_ERROR_INVALID_VALUE"],
+    "h2d_0_bytes": ["CUDA_SUCCESS"],
+    "pointer_MEMORY_TYPE": ["CUDA_SUCCESS", 2],
+    "pageable_MEMORY_TYPE": ["CUDA_ERROR_INVALID_VALUE"],
+    "host_is_device": True,
+    "free_twice": ["CUDA_ERROR_INVALID_VALUE"],
+    "event_query": ["CUDA_SUCCESS"],
+    "elapsed_unrecorded": ["CUDA_ERROR_INVALID_HANDLE"],
+    "error_name": ["CUDA_SUCCESS", "CUDA_ERROR_ILLEGAL_ADDRESS"],
+}
+"""From the documentation of the driver API."""
+
+
+def test_what_it_answers_without_a_kernel(
+    one_backend: Any, run_client: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    code = f"import runpy; runpy.run_path({str(FACTS)!r}, run_name='__main__')"
+    done = run_client(code, one_backend, "flyt.driver", "--no-kernels")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert {name: told[name] for name in WITHOUT_KERNELS} == WITHOUT_KERNELS
+
+
+NO_BACKEND = """
+from flyt import driver
+print(driver.cuInit(0)[0].name, driver.cuDeviceGetCount()[0].name)
+"""
+
+
+def test_without_a_backend_there_is_no_device(run_client: Callable[..., Any]) -> None:
+    done = run_client(NO_BACKEND, "ipc:///tmp/flyt-nobody-listens.sock")
+    assert done.stdout.split() == ["CUDA_ERROR_NO_DEVICE", "CUDA_ERROR_NOT_INITIALIZED"]
