@@ -111,6 +111,20 @@ def test_threads_that_wait_and_functions(session: flyt.Session) -> None:
 def test_errors_reach_callbacks_and_no_host_functions(
     backend: Callable[..., Any], connect: Callable[..., flyt.Session]
 ) -> None:
+    connect(backend(device_options="fault=fill:999:4:async"))
+    stream, seen = ok(cudart.cudaStreamCreate()), list[tuple[str, int]]()
+    address = ok(cudart.cudaMalloc(4096))
+    for _ in range(3):  # with the clearing of new memory, the fourth
+        ok(cudart.cudaMemsetAsync(address, 1, 4096, stream))
+    launch(stream, lambda status: seen.append(("callback", status)))
+    assert code(cudart.cudaStreamSynchronize(stream)) == 999
+    assert seen == [("callback", 999)]
+
+
+@pytest.mark.emulated_only("an injected fault")
+def test_a_sticky_error_reaches_callbacks_and_no_host_functions(
+    backend: Callable[..., Any], connect: Callable[..., flyt.Session]
+) -> None:
     connect(backend(device_options="fault=fill:700:2:async"))
     stream, seen, go = ok(cudart.cudaStreamCreate()), list[tuple[str, int]](), threading.Event()
     address = ok(cudart.cudaMalloc(4096))  # which is cleared: the first fill
