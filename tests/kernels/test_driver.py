@@ -106,7 +106,7 @@ def test_types_and_constants_are_cuda_s_own() -> None:
 
 @pytest.mark.parametrize(
     ("name", "values"),
-    [("cuGraphCreate", 1), ("cuMemAllocManaged", 1), ("cuCtxCreate", 1), ("cuGraphDestroy", 0)],
+    [("cuGraphCreate", 1), ("cuMemAllocManaged", 1), ("cuGraphDestroy", 0)],
 )
 def test_what_is_not_offered_says_so(name: str, values: int) -> None:
     assert name in driver.not_offered()
@@ -165,3 +165,27 @@ print(driver.cuInit(0)[0].name, driver.cuDeviceGetCount()[0].name)
 def test_without_a_backend_there_is_no_device(run_client: Callable[..., Any]) -> None:
     done = run_client(NO_BACKEND, "ipc:///tmp/flyt-nobody-listens.sock")
     assert done.stdout.split() == ["CUDA_ERROR_NO_DEVICE", "CUDA_ERROR_NOT_INITIALIZED"]
+
+
+CONTEXTS = """
+from flyt import driver as d
+d.cuInit(0)
+made = d.cuCtxCreate(None, 0, 0)[1]
+print(int(d.cuCtxGetCurrent()[1]) == int(made), int(d.cuCtxGetDevice()[1]))
+primary = d.cuDevicePrimaryCtxRetain(0)[1]
+print(int(primary) == int(made), d.cuCtxPushCurrent(primary)[0].name)
+print(int(d.cuCtxPopCurrent()[1]) == int(primary), d.cuMemAlloc(64)[0].name)
+print(d.cuCtxDestroy(made)[0].name, int(d.cuCtxGetCurrent()[1]), d.cuCtxDestroy(made)[0].name)
+print(d.cuCtxDestroy(primary)[0].name, d.cuCtxPushCurrent(made)[0].name)
+"""
+
+
+def test_contexts_of_the_program_s_own(one_backend: Any, run_client: Callable[..., Any]) -> None:
+    done = run_client(CONTEXTS, one_backend)
+    assert done.stdout.splitlines() == [
+        "True 0",
+        "False CUDA_SUCCESS",
+        "True CUDA_SUCCESS",
+        "CUDA_SUCCESS 0 CUDA_ERROR_INVALID_CONTEXT",
+        "CUDA_ERROR_INVALID_CONTEXT CUDA_ERROR_INVALID_CONTEXT",
+    ], done.stderr
