@@ -25,7 +25,7 @@ def __getattr__(name: str) -> Any:
     from flyt.frontend import public
 
     globals().update({one: getattr(public, one) for one in public.__all__}, __all__=public.__all__)
-    return globals()[name] if name in globals() else public.cuda_type(name)
+    return globals()[name] if name in globals() else public.cuda_name(name)
 
 
 def __dir__() -> list[str]:

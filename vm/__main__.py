@@ -24,8 +24,10 @@ def _build() -> None:
     """Fetch and make what a guest needs; print where it lies."""
     start = time.monotonic()
     image = build()
-    size = image.initramfs.stat().st_size >> 20
-    print(f"{image.initramfs} ({size} MiB), {image.accelerator}, {time.monotonic() - start:.1f} s")
+    size = (image.initramfs.stat().st_size + image.disk.stat().st_size) >> 20
+    print(
+        f"{image.disk.parent} ({size} MiB), {image.accelerator}, {time.monotonic() - start:.1f} s"
+    )
 
 
 @main.command("run")

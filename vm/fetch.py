@@ -18,6 +18,8 @@ from pathlib import Path
 
 QEMU = "qemu-system-x86_64"
 QEMU_PACKAGE = "qemu-system-x86"
+MKE2FS = "mke2fs"
+MKE2FS_PACKAGE = "e2fsprogs"
 KERNEL_PACKAGE = "linux-image-cloud-amd64"
 """A meta-package: it depends on the newest kernel image. The cloud kernel is the smallest."""
 BUSYBOX_PACKAGE = "busybox-static"
@@ -55,14 +57,25 @@ def qemu() -> str:
     """Path of QEMU, installed if it is missing."""
     if platform.machine() != "x86_64":
         raise VmError(f"scripts/vm makes x86-64 guests only; this is {platform.machine()}")
-    if shutil.which(QEMU) is None:
+    return _program(QEMU, QEMU_PACKAGE)
+
+
+def mke2fs() -> str:
+    """Path of the program that makes the guest's disk, installed if it is missing."""
+    return _program(MKE2FS, MKE2FS_PACKAGE)
+
+
+def _program(name: str, package: str) -> str:
+    # Debian keeps some programs off an ordinary user's PATH.
+    path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+    if shutil.which(name, path=path) is None:
         if os.geteuid() != 0:
-            raise VmError(f"{QEMU} is missing: install Debian's {QEMU_PACKAGE}")
+            raise VmError(f"{name} is missing: install Debian's {package}")
         _apt("update", "-qq")
-        _apt("install", "-qq", "-y", "--no-install-recommends", QEMU_PACKAGE)
-    found = shutil.which(QEMU)
+        _apt("install", "-qq", "-y", "--no-install-recommends", package)
+    found = shutil.which(name, path=path)
     if found is None:
-        raise VmError(f"{QEMU_PACKAGE} is installed, but there is no {QEMU} on the PATH")
+        raise VmError(f"{package} is installed, but there is no {name} on the PATH")
     return found
 
 

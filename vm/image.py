@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 
-from vm import fetch, initramfs, probe
+from vm import fetch, probe
+from vm.disk import disk
+from vm.initramfs import initramfs
 from vm.machine import Image
 
 
@@ -16,18 +17,9 @@ def build() -> Image:
     cache.mkdir(parents=True, exist_ok=True)
     qemu = fetch.qemu()
     kernel = fetch.kernel(cache)
+    busybox = fetch.busybox(cache)
     with ThreadPoolExecutor() as pool:  # the probe mostly waits
         accelerator = pool.submit(probe.accelerator, cache, qemu, kernel.image)
-        base = initramfs.base(cache, kernel, fetch.busybox(cache))
-        tree = initramfs.flyt(cache)
-    image = cache / f"{base.stem}-{tree.stem}.img"
-    if not image.exists():
-        for old in cache.glob("*.img"):
-            old.unlink()
-        part = image.with_suffix(".part")
-        with part.open("wb") as out:
-            for archive in (base, tree):
-                with archive.open("rb") as source:
-                    shutil.copyfileobj(source, out)
-        part.rename(image)
-    return Image(qemu, kernel.image, image, accelerator.result())
+        root = disk(cache, busybox, fetch.mke2fs())
+        archive = initramfs(cache, kernel, busybox)
+    return Image(qemu, kernel.image, archive, root, accelerator.result())

@@ -42,6 +42,10 @@ class Answers:
         if self._taken - self._told >= CREDIT_STEP:
             self._say(m.Credit(self._taken))
 
+    def give_sign(self) -> None:
+        """Tell that the session lives, though it takes no commands."""
+        self._say(m.Credit(self._taken))
+
     def give(
         self,
         number: int,

@@ -11,24 +11,26 @@ import bisect
 import dataclasses
 
 from flyt.backend.devices.base import Device
+from flyt.backend.quota import Quota
 from flyt.errors import DeviceError
 
 INVALID_VALUE = 1
-MEMORY_ALLOCATION = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Block:
-    """One cudaMalloc: ``size`` bytes at ``address`` of ``device``; or, ``lent``, a module's global
-    variable, which goes with the module and is no part of the quota."""
+    """One allocation: ``size`` bytes at ``address`` of ``device``, which count in the quota of its
+    pool too if it has one; or, ``lent``, a module's global variable, which goes with the module and
+    is no part of any quota."""
 
     address: int
     size: int
     device: Device
+    pool: Quota | None = None
     lent: bool = False
 
 
-class BlockTable:
+class BlockTable(Quota):
     """Blocks by address, with interior look-up, and the session's quota.
 
     Parameters
@@ -38,30 +40,9 @@ class BlockTable:
     """
 
     def __init__(self, limit: int = 0) -> None:
-        self.limit = limit
-        self.used = 0
+        super().__init__(limit, "the session's limit (--memory-limit)")
         self._blocks: dict[int, Block] = {}
         self._addresses: list[int] = []
-
-    def reserve(self, size: int) -> None:
-        """Set ``size`` bytes of the quota aside before the device is asked.
-
-        Raises
-        ------
-        DeviceError
-            cudaErrorMemoryAllocation when the quota has less left.
-        """
-        if self.limit and self.used + size > self.limit:
-            raise DeviceError(
-                MEMORY_ALLOCATION,
-                f"{size} bytes are more than the {self.limit - self.used} left of the session's "
-                f"limit of {self.limit} (--memory-limit)",
-            )
-        self.used += size
-
-    def restore(self, size: int) -> None:
-        """Give reserved bytes back to the quota."""
-        self.used -= size
 
     def add(self, block: Block) -> None:
         if block.address in self._blocks:
@@ -84,11 +65,18 @@ class BlockTable:
         return block
 
     def remove(self, block: Block) -> None:
-        """Take a block out and restore its part of the quota."""
+        """Take a block out and restore its part of the quotas."""
+        self.take_out(block)
+        if block.lent:
+            return
+        self.restore(block.size)
+        if block.pool is not None:
+            block.pool.restore(block.size)
+
+    def take_out(self, block: Block) -> None:
+        """Take a block out that still counts."""
         del self._blocks[block.address]
         del self._addresses[bisect.bisect_left(self._addresses, block.address)]
-        if not block.lent:
-            self.restore(block.size)
 
     def find(self, address: int, size: int) -> Block:
         """The block in which ``[address, address + size)`` lies as a whole.

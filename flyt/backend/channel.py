@@ -8,6 +8,9 @@ process does.
 
 from __future__ import annotations
 
+import array
+import collections
+import os
 import select
 import socket
 import struct
@@ -31,6 +34,10 @@ _READS_PER_DRAIN = 16
 """An event loop takes at most this many reads from one peer before it looks at the others."""
 
 
+_ANCILLARY = socket.CMSG_SPACE(4 * array.array("i").itemsize)
+"""Room for the descriptors of one read; a message brings one at most."""
+
+
 class ChannelClosed(FlytError):
     """The process at the other end closed the channel or ended."""
 
@@ -48,9 +55,14 @@ class Channel:
         What this side says and what it understands.
     send_limit : float
         Seconds that `send` waits for a peer that does not read.
+    takes_descriptors : bool
+        Whether the other side may send some; else the kernel drops them.
 
     Attributes
     ----------
+    descriptors : deque of int
+        Those that came with messages (`takes_descriptors`), in order; whoever takes one out owns
+        it.
     closed : bool
         Whether `messages` or `receive` saw the end of the other side.
     """
@@ -62,6 +74,7 @@ class Channel:
         receives: Vocabulary,
         *,
         send_limit: float = SEND_LIMIT,
+        takes_descriptors: bool = False,
     ) -> None:
         sock.setblocking(False)
         self._socket = sock
@@ -71,14 +84,16 @@ class Channel:
         self._lock = threading.Lock()
         self._torn = False
         self._buffer = bytearray()
+        self._takes_descriptors = takes_descriptors
+        self.descriptors: collections.deque[int] = collections.deque()
         self.closed = False
 
     def fileno(self) -> int:
         """The descriptor to poll for input."""
         return self._socket.fileno()
 
-    def send(self, message: Any) -> None:
-        """Hand a message to the kernel.
+    def send(self, message: Any, descriptor: int = -1) -> None:
+        """Hand a message, and a copy of a descriptor with it, to the kernel.
 
         Raises
         ------
@@ -95,15 +110,17 @@ class Channel:
                 f"the limit is {MAX_MESSAGE_BYTES}: split it"
             )
         with self._lock:
-            self._send_bytes(memoryview(_LENGTH.pack(len(body)) + body))
+            self._send_bytes(memoryview(_LENGTH.pack(len(body)) + body), descriptor)
 
-    def _send_bytes(self, rest: memoryview) -> None:
+    def _send_bytes(self, rest: memoryview, descriptor: int) -> None:
         if self._torn:
             raise SessionLost(f"the channel to {self._receives.name} broke in an earlier message")
         deadline = time.monotonic() + self._send_limit
+        rights = [] if descriptor < 0 else [_rights(descriptor)]
         while rest:
             try:
-                rest = rest[self._socket.send(rest, socket.MSG_NOSIGNAL) :]
+                rest = rest[self._socket.sendmsg([rest], rights, socket.MSG_NOSIGNAL) :]
+                rights = []  # it went with the first byte
             except BlockingIOError:
                 if not _ready(self._socket, select.POLLOUT, deadline - time.monotonic()):
                     self._torn = True
@@ -152,7 +169,7 @@ class Channel:
         if self.closed:
             return False
         try:
-            data = self._socket.recv(_READ_BYTES)
+            data = self._receive_bytes()
         except BlockingIOError:
             return False
         except ConnectionError:
@@ -162,6 +179,21 @@ class Channel:
             return False
         self._buffer += data
         return True
+
+    def _receive_bytes(self) -> bytes:
+        if not self._takes_descriptors:
+            return self._socket.recv(_READ_BYTES)
+        # What comes of one message with descriptors is never mixed with the next one's.
+        # Not socket.recv_fds: some versions of Python drop its flags, so they would be inherited.
+        data, ancillary, _, _ = self._socket.recvmsg(
+            _READ_BYTES, _ANCILLARY, socket.MSG_CMSG_CLOEXEC
+        )
+        for level, kind, content in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                found = array.array("i")
+                found.frombytes(content[: len(content) // found.itemsize * found.itemsize])
+                self.descriptors.extend(found)
+        return data
 
     def _next(self) -> Any | None:
         if len(self._buffer) < _LENGTH.size:
@@ -183,6 +215,12 @@ class Channel:
         """Close this end; the other side sees its end."""
         self.closed = True
         self._socket.close()
+        while self.descriptors:
+            os.close(self.descriptors.popleft())
+
+
+def _rights(descriptor: int) -> tuple[int, int, array.array[int]]:
+    return socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor])
 
 
 def _ready(sock: socket.socket, event: int, seconds: float | None) -> bool:

@@ -27,6 +27,23 @@ class FrameDesk:
         self.ledger = ledger
         self.reclaimer = reclaimer
 
+    def frames_of(self, session: int) -> int:
+        """How many frames a session holds."""
+        return len(self.ledger.frames_of(session))
+
+    def figures(self) -> dict[str, int]:
+        """For displays."""
+        return {
+            "total": self.ledger.page_count,
+            "granted": self.ledger.granted,
+            "reclaiming": self.ledger.reclaiming,
+        }
+
+    @property
+    def keeper(self) -> int:
+        """The keeper's pid; 0 while there is none."""
+        return self.reclaimer.pid
+
     def request(self, worker: WorkerProcess, order: Request) -> None:
         """All of the frames or none."""
         refused: tuple[int, ...]

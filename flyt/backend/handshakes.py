@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 import secrets
 import time
 
 from flyt.backend.loop import EventLoop, Timer
+from flyt.backend.operators import Operators
 from flyt.backend.options import MAX_SESSIONS
 from flyt.backend.orders import Opened
 from flyt.backend.pool import WorkerPool
@@ -24,8 +26,8 @@ from flyt.backend.workers import (
     session_address,
 )
 from flyt.errors import DeviceError, FlytError, HandshakeError, ProtocolError
+from flyt.rpc.greetings import HELLOS, WELCOMES, Answer, Hello, Question, Refused, Welcome
 from flyt.rpc.handshake import Feature, Offer, foreign_version, negotiate, offer, offer_of
-from flyt.rpc.messages import HELLOS, WELCOMES, AskStatus, Hello, Refused, StatusReport, Welcome
 from flyt.rpc.sockets import Full, Incoming, Listener
 from flyt.shm import ring
 
@@ -81,6 +83,7 @@ class Handshakes:
     loop : EventLoop
     pool : WorkerPool
     terms : Terms
+    operators : Operators
     relay : Relay, optional
         Carries the sessions of TCP clients, which then get no port of their own.
 
@@ -91,11 +94,17 @@ class Handshakes:
     """
 
     def __init__(
-        self, loop: EventLoop, pool: WorkerPool, terms: Terms, relay: Relay | None = None
+        self,
+        loop: EventLoop,
+        pool: WorkerPool,
+        terms: Terms,
+        operators: Operators,
+        relay: Relay | None = None,
     ) -> None:
         self._loop = loop
         self._pool = pool
         self._terms = terms
+        self._operators = operators
         self._relay = relay
         self._pending: dict[tuple[int, int], _Pending] = {}
         self._staying: dict[tuple[int, int], tuple[WorkerProcess, int]] = {}
@@ -130,10 +139,11 @@ class Handshakes:
         try:
             message = self._decode(incoming)
             listener.connections.heard(incoming.source)
-            if not isinstance(message, AskStatus):
+            if isinstance(message, Hello):
                 self._greet(listener, incoming, principal, message)
                 return
-            self._terms.report(incoming.peer, lambda report: _send(listener, incoming, report))
+            reply = functools.partial(_send, listener, incoming)
+            self._operators.serve(incoming.peer, message, reply)
             return
         except ProtocolError as exc:
             self.garbage += 1
@@ -150,14 +160,14 @@ class Handshakes:
     def _offer(self) -> Offer:
         return offer("backend", ring=ring.usable() is not None, doorbell=self._terms.has_doorbell)
 
-    def _decode(self, incoming: Incoming) -> Hello | AskStatus:
+    def _decode(self, incoming: Incoming) -> Question:
         if len(incoming.frames) != 1:
             raise ProtocolError(
                 f"the client sent {len(incoming.frames)} frames where HELLO has one"
             )
         data = incoming.frames[0]
         try:
-            message: Hello | AskStatus = HELLOS.decode(data)
+            message: Question = HELLOS.decode(data)
         except ProtocolError:
             version = foreign_version(data)
             if version is not None:
@@ -228,7 +238,12 @@ class Handshakes:
             since=time.time(),
             bell=self._terms.free_bell() if Feature.DOORBELL in pending.features else 0,
         )
-        worker.open(record, pending.token, self._terms.memory_limit)
+        region = None
+        if Feature.REGION in pending.features:
+            region = self._terms.own_region(
+                record.session, pending.token, record.peer, pending.listener.endpoint
+            )
+        worker.open(record, pending.token, self._terms.memory_limit, region)
 
     def _gone(self, key: tuple[int, int]) -> None:
         pending = self._pending.get(key)
@@ -250,6 +265,7 @@ class Handshakes:
         pending = next((p for p in self._of(worker) if p.session == opened.session), None)
         if opened.error:
             worker.sessions.pop(opened.session, None)
+            self._terms.not_opened(opened.session)
             if pending is not None:
                 self._refuse(pending, f"no socket for the session: {opened.error}")
             self._pool.settle(worker)
@@ -324,7 +340,7 @@ class Handshakes:
         del self._pending[pending.key]
 
 
-def _send(listener: Listener, incoming: Incoming, answer: Welcome | Refused | StatusReport) -> bool:
+def _send(listener: Listener, incoming: Incoming, answer: Answer) -> bool:
     """Whether the client is still there to hear it, and hears."""
     try:
         return listener.send(incoming.identity, [WELCOMES.encode(answer)])

@@ -1,54 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one session holds on the devices, and how it learns that its work is done."""
+"""What one session holds on the devices."""
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import dataclasses
-import functools
 import logging
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from flyt.backend.apart import Apart
 from flyt.backend.blocks import Block, BlockTable
 from flyt.backend.bounce import BounceBuffer
+from flyt.backend.completions import CallSoon, Completions
 from flyt.backend.devices.base import Device, Handle
+from flyt.backend.exports import Shared
 from flyt.backend.modules import ModuleTable
+from flyt.backend.pools import PoolTable
 from flyt.backend.services import Services
 from flyt.backend.streams import SessionStream, StreamTable
 from flyt.errors import DeviceError
-from flyt.rpc.patience import device_spin_seconds
 
 log = logging.getLogger(__name__)
 
-CallSoon = Callable[[Callable[[], None]], None]
 
-
-Finished = Callable[[int], None]
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class _Watched:
-    """A mark that the session's thread asks for until ``until`` (`time.monotonic`), and then leaves
-    to the device to tell; and who is to hear that it is reached."""
-
-    device: Device
-    mark: Handle
-    work: int
-    finished: list[Finished]
-    until: float
-    left: bool = False
-    code: int | None = None
-    """What the device told."""
-
-
-def _look_again() -> None:
-    """Only wakes the session's thread: `Holdings.look` does the rest, in the streams' order."""
-
-
-class Holdings:
+class Holdings(Completions):
     """Blocks, streams, pools and the bounce buffer of one session; its thread alone uses them.
 
     Parameters
@@ -61,12 +35,6 @@ class Holdings:
 
     Attributes
     ----------
-    waiting : int
-        Notifications that are still to come.
-    has_news : bool
-        Whether work was marked on its own since the last `look`: its end may be near.
-    told : int
-        How often somebody heard of the end of work.
     moved : int
         Bytes of the copies so far.
     errors : int
@@ -74,21 +42,24 @@ class Holdings:
     """
 
     def __init__(self, services: Services, call_soon: CallSoon, limit: int) -> None:
+        super().__init__(services, call_soon)
         self.blocks = BlockTable(limit)
         self.streams = StreamTable(services.devices, self.mark_before)
         self.aside: set[int] = set()
         """Blocks whose addresses the frontend could not reserve; kept until the end."""
         self.bounce: BounceBuffer | None = None
+        self.newborn: dict[int, SessionStream] = {}
+        """Blocks of cudaMallocAsync that are not known to be clear yet, and the stream that clears
+        them."""
+        self.pools = PoolTable(services.devices, holds_back=not limit)
+        self.shared: dict[int, Shared[Block]] = {}
+        """By address, the blocks that this session shares or has opened."""
+        self.gates: dict[int, tuple[Device, Handle]] = {}
+        """By the number of its command, each place where a stream waits for the client."""
         self.modules = ModuleTable(services.images)
         self.apart = Apart(self, call_soon)
-        self.waiting = 0
-        self.has_news = False
-        self.told = self.moved = self.errors = 0
-        self._services = services
-        self._call_soon = call_soon
+        self.moved = self.errors = 0
         self._pools: dict[int, Handle] = {}
-        self._marks: dict[SessionStream, collections.deque[_Watched]] = {}
-        self._unmarked: dict[SessionStream, list[Finished]] = {}
 
     def figures(self) -> dict[str, int]:
         """For displays; from any thread."""
@@ -122,144 +93,44 @@ class Holdings:
             self.bounce = bounce
         return self.bounce
 
-    def when_done(
-        self, streams: Iterable[SessionStream], call: Finished, *, brief: bool = False
-    ) -> None:
-        """Call ``call(code)`` on the session's thread once all the work that was put on these
-        streams so far is done; ``code`` is the first error of it, or 0.
-
-        Brief work may share a mark with what follows it, until `mark` is called: then ``call`` is
-        made when that is done too.
-        """
-        pending = list(streams)
-        if len(pending) == 1:
-            self._await(pending[0], call, brief)
-            return
-        if not pending:
-            self._call_soon(lambda: call(0))
-            return
-        left, first = len(pending), 0
-
-        def finished(code: int) -> None:
-            nonlocal left, first
-            left, first = left - 1, first or code
-            if left == 0:
-                call(first)
-
-        for stream in pending:
-            self._await(stream, finished, brief)
-
-    def _await(self, stream: SessionStream, finished: Finished, brief: bool) -> None:
-        self.waiting += 1
-        self._unmarked.setdefault(stream, []).append(finished)
-        if not brief:
-            self._mark(stream)
-
-    def unmarked(self, stream: SessionStream) -> int:
-        """How many wait for brief work of a stream that has no mark yet."""
-        return len(self._unmarked.get(stream, ()))
-
-    def mark(self) -> None:
-        """Mark where the streams are now that have brief work without a mark of its own. Those
-        that are through with it already are told at once, unless others come first."""
-        for stream in list(self._unmarked):
-            self._mark(stream, at_once=not self._marks)
-
-    def mark_before(self, stream: SessionStream) -> None:
-        """Something long comes next on the stream: brief work must not share its mark."""
-        if stream in self._unmarked:
-            self._mark(stream)
-
-    def _mark(self, stream: SessionStream, *, at_once: bool = False) -> None:
-        finished, device, code = self._unmarked.pop(stream), stream.device, None
-        mark: Handle = None
-        try:
-            mark = device.mark(stream.handle)
-            if at_once:
-                code = device.reached(mark)
-        except DeviceError as exc:
-            code = exc.code
-        if at_once and code is not None:
-            self._tell(finished, code)
-            return
-        watched = _Watched(
-            device=device,
-            mark=mark,
-            work=self._services.activity.enter(),
-            finished=finished,
-            until=time.monotonic() + device_spin_seconds(),
-        )
-        self._marks.setdefault(stream, collections.deque()).append(watched)
-        self.has_news = True
-        if code is not None:
-            watched.left = True
-            self._told(watched, code)
-
-    def look(self) -> bool:
-        """Finish what is done; whether it is worth looking again at once.
-
-        For a while the session's thread asks the device itself, which spares three wake-ups of
-        threads; what takes longer is left to the device's own notification.
-        """
-        self.has_news = False
-        while self._marks and self._look_once() and len(self._marks) > 1:
-            continue  # one stream waits for another: what it waited for is told no later than it
-        return any(not marks[0].left for marks in self._marks.values())
-
-    def _look_once(self) -> bool:
-        """One look at each stream; whether something was done."""
-        done = False
-        for stream, marks in list(self._marks.items()):
-            while marks and (code := self._code(marks[0])) is not None:
-                done = True
-                self._finish(marks.popleft(), code)
-            if not marks:
-                self._marks.pop(stream, None)
-        return done
-
-    def _code(self, watched: _Watched) -> int | None:
-        """The code of a mark that is the first of its stream; None while it is not reached."""
-        if watched.left:
-            return watched.code
-        code = watched.device.reached(watched.mark)
-        if code is None and time.monotonic() >= watched.until:
-            watched.left = True
-            try:
-                watched.device.watch(watched.mark, functools.partial(self._told, watched))
-            except DeviceError as exc:
-                return exc.code
-        return code
-
-    def _told(self, watched: _Watched, code: int) -> None:
-        """From any thread: the device tells that a mark is reached."""
-        watched.code = code
-        self._call_soon(_look_again)
-
-    def _finish(self, watched: _Watched, code: int) -> None:
-        self._services.activity.leave(watched.work)
-        self._tell(watched.finished, code)
-
-    def _tell(self, all_finished: list[Finished], code: int) -> None:
-        """Tell all who wait for a mark, also when one of them ends the session."""
-        first: Exception | None = None
-        self.told += 1
-        for finished in all_finished:
-            self.waiting -= 1
-            try:
-                finished(code)
-            except Exception as exc:  # noqa: BLE001 - raised again below, when all have heard
-                first = first or exc
-        if first is not None:
-            raise first
-
     def free(self, block: Block) -> list[SessionStream]:
         """Free a block behind all work of its device, as cudaFree does; returns the stream on
-        which that happens."""
+        which that happens. A block that others share is let go of."""
         legacy = self.streams.legacy(block.device)
         self.streams.join(legacy, self.streams.all())  # of all devices: copies cross them
-        block.device.free(block.address, legacy.handle)
+        shared = self.shared.pop(block.address, None)
+        if shared is None:
+            block.device.free(block.address, legacy.handle)
+        else:
+            if shared.thing is block:
+                self._services.blocks.withdraw(shared)
+            self.when_done([legacy], lambda _: self.let_go(shared))
         self.blocks.remove(block)
         return [legacy]
+
+    def let_go(self, shared: Shared[Block]) -> None:
+        """The last who holds a block frees it; all work that used it is done."""
+        if self._services.blocks.drop(shared):
+            block = shared.thing
+            try:
+                block.device.free(block.address, self.streams.own(block.device).handle)
+            except DeviceError as exc:
+                log.warning("a shared block of %d bytes stays: %s", block.size, exc)
+
+    def wait_for_birth(self, stream: SessionStream, blocks: Iterable[Block] | None = None) -> None:
+        """Let a stream wait for blocks that another one clears; for all where nobody knows which it
+        will use."""
+        addresses = list(self.newborn) if blocks is None else [block.address for block in blocks]
+        for address in addresses:
+            clearing = self.newborn.get(address)
+            if clearing is not None and clearing is not stream:
+                self.streams.behind([stream], clearing)
+
+    def open_gates(self) -> None:
+        """The client is gone: nothing waits for it any more."""
+        while self.gates:
+            device, gate = self.gates.popitem()[1]
+            device.open_gate(gate)
 
     def take_back(self, block: Block) -> None:
         """Free a block that the client never heard of; one that can't be freed is kept aside."""
@@ -283,6 +154,7 @@ class Holdings:
                     self._services.reaper.take, self.devices[0], bounce.address, bounce.close
                 )
             steps.callback(self.streams.destroy)
+            steps.callback(self.pools.destroy)
             steps.callback(self.modules.destroy)
             for device in self.devices:
                 if (pool := self._pools.pop(device.ordinal, None)) is not None:

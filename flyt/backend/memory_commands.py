@@ -8,15 +8,19 @@ arranges the answer; it never waits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from flyt.backend.blocks import Block
+from flyt.backend.devices.base import Device, Handle
 from flyt.errors import DeviceError, ProtocolError
 from flyt.rpc import messages as m
 from flyt.shm import memory
 
 if TYPE_CHECKING:
     from flyt.backend.session import Session
+
+Issue = Callable[[Device, Handle], None]
+"""Puts work on a stream of a device."""
 
 BRIEF_BYTES = 64 << 10
 """Work of so many bytes is done within microseconds: several share a mark."""
@@ -31,13 +35,7 @@ def malloc(session: Session, command: m.Malloc, _: list[bytes]) -> None:
     device = holdings.streams.device(command.device)
     if command.size == 0:
         raise ProtocolError("a MALLOC of 0 bytes: cudaMalloc(0) is answered by the frontend")
-    if command.taken:
-        holdings.blocks.find(command.taken, 1)
-        holdings.aside.add(command.taken)
-        if len(holdings.aside) > MAX_ASIDE:
-            raise DeviceError(
-                2, f"more than {MAX_ASIDE} device addresses were in use in the client"
-            )
+    put_aside(session, command.taken)
     # Not the legacy stream: cudaMalloc does not wait for what the program has in flight.
     stream, pool = holdings.streams.own(device), holdings.pool(device)
     holdings.blocks.reserve(command.size)
@@ -63,6 +61,18 @@ def malloc(session: Session, command: m.Malloc, _: list[bytes]) -> None:
         holdings.take_back(block)
         raise
     holdings.when_done([stream], done)
+
+
+def put_aside(session: Session, taken: int) -> None:
+    """Keep a block whose address the frontend could not reserve; 0 names none."""
+    holdings = session.holdings
+    if taken:
+        holdings.blocks.find(taken, 1)
+        holdings.aside.add(taken)
+        if len(holdings.aside) > MAX_ASIDE:
+            raise DeviceError(
+                2, f"more than {MAX_ASIDE} device addresses were in use in the client"
+            )
 
 
 def free(session: Session, command: m.Free, _: list[bytes]) -> None:
@@ -103,55 +113,68 @@ def _copy(
     source: int,
     blocks: list[Block],
 ) -> None:
-    """Put a copy between checked addresses on the command's stream."""
-    streams = session.holdings.streams
-    stream = streams.get(command.stream)
-    brief = command.size <= BRIEF_BYTES
-    if not brief:
-        session.holdings.mark_before(stream)
-    handle = streams.use(stream)
-    others = streams.across(stream, {block.device for block in blocks})
-    stream.device.copy(destination, source, command.size, handle)
-    streams.behind(others, stream)
-    session.holdings.moved += command.size
-    session.complete(command.id, [stream], brief=brief)
+    size = command.size
+    session.holdings.moved += size
+    put(session, command, size, blocks, lambda d, s: d.copy(destination, source, size, s))
 
 
 def fill(session: Session, command: m.Memset, _: list[bytes]) -> None:
-    session.holdings.blocks.find(command.address, command.size)
-    streams = session.holdings.streams
+    address, size = command.address, command.size
+    block = session.holdings.blocks.find(address, size)
+    put(session, command, size, [block], lambda d, s: d.fill(address, command.value, size, s))
+
+
+class OnStream(Protocol):
+    """A command that names a stream."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def stream(self) -> int: ...
+
+
+def put(session: Session, command: OnStream, size: int, blocks: list[Block], issue: Issue) -> None:
+    """Put work with checked memory on the command's stream, and answer when it is done."""
+    holdings, streams = session.holdings, session.holdings.streams
     stream = streams.get(command.stream)
-    brief = command.size <= BRIEF_BYTES
+    brief = size <= BRIEF_BYTES
     if not brief:
-        session.holdings.mark_before(stream)
-    stream.device.fill(command.address, command.value, command.size, streams.use(stream))
+        holdings.mark_before(stream)
+    handle = streams.use(stream)
+    if holdings.newborn:
+        holdings.wait_for_birth(stream, blocks)
+    others = streams.across(stream, {block.device for block in blocks})
+    issue(stream.device, handle)
+    streams.behind(others, stream)
     session.complete(command.id, [stream], brief=brief)
 
 
 def push(session: Session, command: m.Push, payload: list[bytes]) -> None:
-    if len(payload) != 1 or len(payload[0]) != command.size:
+    address, size = command.address, command.size
+    if len(payload) != 1 or len(payload[0]) != size:
         raise ProtocolError("a PUSH whose payload is not of the size it names")
-    session.holdings.blocks.find(command.address, command.size)
-    slot = _slot(session, command.size)
-    memory.view(slot, command.size)[:] = payload[0]
-    _inline(session, command, (command.address, slot), slot, None)
+    block = session.holdings.blocks.find(address, size)
+    slot = slot_for(session, size)
+    memory.view(slot, size)[:] = payload[0]
+    inline(session, command, size, block, lambda d, s: d.copy(address, slot, size, s), slot)
 
 
 def pull(session: Session, command: m.Pull, _: list[bytes]) -> None:
-    session.holdings.blocks.find(command.address, command.size)
-    slot = _slot(session, command.size)
+    address, size = command.address, command.size
+    block = session.holdings.blocks.find(address, size)
+    slot = slot_for(session, size)
 
-    def payload() -> bytes:
-        return bytes(memory.view(slot, command.size))
+    def issue(device: Device, handle: Handle) -> None:
+        device.copy(slot, address, size, handle)
 
-    _inline(session, command, (slot, command.address), slot, payload)
+    inline(session, command, size, block, issue, slot, answers=True)
 
 
 class Stall(Exception):
     """A command can't be taken yet: it is tried again after the next completion."""
 
 
-def _slot(session: Session, size: int) -> int:
+def slot_for(session: Session, size: int) -> int:
     """A slot of the bounce buffer for ``size`` bytes."""
     if not 0 < size <= m.INLINE_CHUNK:
         raise ProtocolError(f"an inline payload of {size} bytes; 1 to {m.INLINE_CHUNK} are allowed")
@@ -161,19 +184,22 @@ def _slot(session: Session, size: int) -> int:
     return slot
 
 
-def _inline(
+def inline(
     session: Session,
-    command: m.Push | m.Pull,
-    copy: tuple[int, int],
+    command: OnStream,
+    size: int,
+    block: Block,
+    issue: Issue,
     slot: int,
-    payload: Callable[[], bytes] | None,
+    *,
+    answers: bool = False,
 ) -> None:
-    """Run one copy through a bounce slot and answer with its payload."""
+    """Run one copy through a bounce slot; with ``answers`` its bytes are the answer's payload."""
     bounce = session.holdings.bounce_buffer()
     streams = session.holdings.streams
 
     def done(code: int) -> None:
-        data = payload() if payload is not None and not code else None
+        data = bytes(memory.view(slot, size)) if answers and not code else None
         bounce.give(slot)
         if code:
             session.fail(command.id, DeviceError(code, "an inline copy failed"))
@@ -182,11 +208,13 @@ def _inline(
 
     try:
         stream = streams.get(command.stream)
-        stream.device.copy(*copy, command.size, streams.use(stream))
+        handle = streams.use(stream)
+        session.holdings.wait_for_birth(stream, [block])
+        issue(stream.device, handle)
     except DeviceError:
         bounce.give(slot)
         raise
-    session.holdings.moved += command.size
+    session.holdings.moved += size
     session.holdings.when_done([stream], done)
 
 

@@ -30,6 +30,7 @@ OF_SESSIONS = {
     "in_flight": "Operations that the device has not finished.",
     "bytes_moved": "Bytes copied since the session began.",
     "errors": "Commands that the device refused or failed since the session began.",
+    "suspended": "1 while the session is off the GPU (flyt suspend).",
 }
 
 OF_FRAMES = {

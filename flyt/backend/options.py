@@ -15,6 +15,9 @@ DEVICES = ("auto", "cupy", "emulated")
 ISOLATIONS = ("shared", "process")
 """Who shares a worker process: the sessions of one principal, or none."""
 
+PER_CLIENT = "per-client"
+"""The --region that stands for one of each client's own."""
+
 MAX_WORKERS = 64
 """Default of ``--max-workers``: each holds a CUDA context of some 500 MB, so these fill any GPU."""
 
@@ -60,7 +63,8 @@ class Options:
     Attributes
     ----------
     region : str or None
-        Name or path of the region; None serves without one, all payloads inline.
+        Name or path of the region, or ``"per-client"``; None serves without one, all payloads
+        inline.
     size : int or None
         None: the size of the existing region, else what fits (see `flyt.backend.served`).
     listen : tuple of str
@@ -81,6 +85,8 @@ class Options:
         Path of a UNIX socket at which QEMU's ivshmem-doorbell gets the region.
     memory_limit : int
         Device memory per session; 0 for no limit.
+    sm_limit : int
+        SMs that a session's kernels may have at once; 0 for all.
     server_key, authorized_keys : str or None
         The daemon's secret CURVE key, and the folder of its clients' public ones; both or none.
     metrics : str or None
@@ -103,6 +109,7 @@ class Options:
     sessions_per_user: int = SESSIONS_PER_USER
     idle_worker: float = IDLE_WORKER_SECONDS
     memory_limit: int = 0
+    sm_limit: int = 0
     keep_region: bool = False
     heartbeat: float = 30.0
     sweep: float = 5.0
@@ -129,6 +136,15 @@ class Options:
             raise ConfigurationError(
                 f"--sessions-per-user {self.sessions_per_user}: wants a number from 1 to "
                 f"{MAX_SESSIONS}"
+            )
+        if self.sm_limit < 0:
+            raise ConfigurationError(
+                f"--sm-limit {self.sm_limit}: wants a number, or 0 for no limit"
+            )
+        if self.sm_limit and self.isolation != "process":
+            raise ConfigurationError(
+                "--sm-limit caps processes, and sessions of a user share one: add --isolation "
+                "process"
             )
         if self.session_ports != "*":
             port_range(self.session_ports)
@@ -159,10 +175,30 @@ class Options:
                 )
         if self.metrics is not None:
             _check_metrics(self.metrics, self.insecure)
+        if self.is_private:
+            self._check_private()
         if self.doorbell is not None:
             _check_doorbell(self.doorbell, self.region)
         _check_descriptor("--ready-fd", self.ready_fd)
         _check_descriptor("--with-parent-fd", self.parent_fd)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether each client gets a region of its own."""
+        return self.region == PER_CLIENT
+
+    def _check_private(self) -> None:
+        if not any(text.startswith("ipc:") for text in self.listen):
+            raise ConfigurationError(
+                "--region per-client: regions are handed out over UNIX sockets, so add --listen "
+                "ipc:///path"
+            )
+        if self.keep_region:
+            raise ConfigurationError(
+                "--keep-region: with --region per-client there is none to keep"
+            )
+        if self.doorbell is not None:
+            raise ConfigurationError("--doorbell is for the region of a guest, not for per-client")
 
     @property
     def keys(self) -> tuple[str, str] | None:

@@ -32,6 +32,10 @@ class Open:
     """Bytes of device memory this session may hold; 0 means no limit of its own."""
     bell: U32
     """Which of the worker's doorbells is the session's, from 1; 0: none."""
+    region_size: U64 = 0
+    """Bytes of the session's own region, whose descriptor comes with this message; 0: it uses the
+    worker's, if there is one."""
+    page_size: U32 = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,24 @@ class Measure:
     """Say what the sessions hold; answered by `Measured`."""
 
 
-WORKER_ORDERS = {1: Open, 2: Granted, 3: End, 4: Leave, 6: Measure}
+@dataclass(frozen=True, slots=True)
+class Suspend:
+    """Move the process's GPU state to host memory and hold the commands of this session, its only
+    one; answered by `Paused`."""
+
+    session: U64
+    patience: U32
+    """Seconds that a command waits before it is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Undo `Suspend`; answered by `Paused`."""
+
+    session: U64
+
+
+WORKER_ORDERS = {1: Open, 2: Granted, 3: End, 4: Leave, 6: Measure, 7: Suspend, 8: Resume}
 
 # --- worker to supervisor ---
 
@@ -133,6 +154,16 @@ class Measured:
     sessions: Document
 
 
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """Answer to `Suspend` and `Resume`: whether the session is suspended now, and why it is not as
+    it was to be ("": it is)."""
+
+    session: U64
+    paused: Flag
+    error: Text
+
+
 WORKER_WORDS = {
     1: Ready,
     2: Failed,
@@ -142,6 +173,7 @@ WORKER_WORDS = {
     6: Closed,
     7: Broken,
     8: Measured,
+    9: Paused,
 }
 
 # --- supervisor to keeper and back ---

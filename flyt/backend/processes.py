@@ -108,12 +108,13 @@ class Child:
         loop.watch(self._channel.fileno(), self._readable)
         loop.watch(self._pidfd, self._exited)
 
-    def send(self, message: Any) -> None:
-        """Tell the child something. One that can't be told is killed, and `Owner.ended` comes."""
+    def send(self, message: Any, descriptor: int = -1) -> None:
+        """Tell the child something, and give it a copy of a descriptor. One that can't be
+        told is killed, and `Owner.ended` comes."""
         if not self.running:
             return
         try:
-            self._channel.send(message)
+            self._channel.send(message, descriptor)
         except (ChannelClosed, SessionLost) as exc:
             log.warning("%s %d: %s", self.name, self.pid, exc)
             self.kill()

@@ -81,6 +81,15 @@ class Reaper(threading.Thread):
         self._wake = threading.Condition()
         self._leaving = False
         self._patience = PATIENCE
+        self._at_work = threading.Lock()
+
+    def pause(self, seconds: float) -> bool:
+        """Unregister nothing until `go_on`; False if it is at it for longer than ``seconds``."""
+        return self._at_work.acquire(timeout=seconds)
+
+    def go_on(self) -> None:
+        """End a `pause`."""
+        self._at_work.release()
 
     def take(self, device: Device | None, address: int, done: Callable[[], None]) -> None:
         """Unregister ``address`` on ``device`` at a quiet moment, then call ``done`` to unmap.
@@ -98,18 +107,21 @@ class Reaper(threading.Thread):
                 self._wake.wait_for(lambda: self._items or self._leaving)
                 if self._leaving:
                     return
-            if not self._quiet():
-                continue
-            device, address, done = self._items.popleft()
-            try:
-                if device is not None:
-                    device.unregister(address)
-            except DeviceError as exc:
-                log.warning("segment at %#x could not be unregistered: %s", address, exc)
-            try:
-                done()
-            except FlytError as exc:
-                log.warning("segment at %#x could not be unmapped: %s", address, exc)
+            if self._quiet():
+                with self._at_work:
+                    self._reap(*self._items.popleft())
+
+    @staticmethod
+    def _reap(device: Device | None, address: int, done: Callable[[], None]) -> None:
+        try:
+            if device is not None:
+                device.unregister(address)
+        except DeviceError as exc:
+            log.warning("segment at %#x could not be unregistered: %s", address, exc)
+        try:
+            done()
+        except FlytError as exc:
+            log.warning("segment at %#x could not be unmapped: %s", address, exc)
 
     def _quiet(self) -> bool:
         """Whether to unregister now: nobody works, or all that is in flight is short anyway.

@@ -4,16 +4,30 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 
 import zmq
 
-from flyt.backend.devices.base import Device
+from flyt.backend.blocks import Block
+from flyt.backend.devices.base import Device, Handle
+from flyt.backend.exports import Exports
 from flyt.backend.images import ImageStore
 from flyt.backend.reaper import Activity, Reaper
 from flyt.backend.registry import Registry
 from flyt.rpc.keys import KeyPair
 from flyt.shm.layout import Geometry
+
+
+class OwnRegion:
+    """A region that one session alone uses; owns the descriptor until `close`."""
+
+    def __init__(self, fd: int, geometry: Geometry) -> None:
+        self.region = (fd, geometry)
+
+    def close(self) -> None:
+        """Mappings stay."""
+        os.close(self.region[0])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,6 +50,9 @@ class Services:
     """Sends a message to the supervisor."""
     broken: Callable[[int, str], None]
     """The context is gone with this sticky code."""
+    blocks: Exports[Block] = dataclasses.field(default_factory=Exports)
+    events: Exports[tuple[Device, Handle]] = dataclasses.field(default_factory=Exports)
+    """What the sessions share with each other."""
     images: ImageStore = dataclasses.field(default_factory=ImageStore)
 
     def bell(self, number: int) -> int:

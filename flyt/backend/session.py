@@ -19,19 +19,22 @@ from typing import NoReturn
 
 import zmq
 
-from flyt.backend import kernel_commands, memory_commands, stream_commands, window_commands
+from flyt.backend import window_commands
 from flyt.backend.admission import admits
 from flyt.backend.answers import Answers
 from flyt.backend.devices.codes import STICKY
+from flyt.backend.ending import Drain, Ended
+from flyt.backend.handlers import HANDLERS
 from flyt.backend.holdings import Holdings
 from flyt.backend.inbox import Inbox
 from flyt.backend.memory_commands import Stall
-from flyt.backend.orders import Closed, Granted, Open, Opened, Reclaimed
+from flyt.backend.orders import Closed, Granted, Open, Opened, Paused, Reclaimed
 from flyt.backend.resting import Resting
-from flyt.backend.services import Services
+from flyt.backend.services import OwnRegion, Services
 from flyt.backend.streams import SessionStream
+from flyt.backend.suspension import Suspension
 from flyt.backend.wire import SOCKET_LIMITS, Wire
-from flyt.errors import ConfigurationError, DeviceError, FlytError, ProtocolError, RegionError
+from flyt.errors import ConfigurationError, DeviceError, ProtocolError, RegionError
 from flyt.rpc import messages as m
 from flyt.rpc.sockets import Listener, Payload
 from flyt.shm import ring
@@ -49,16 +52,14 @@ _MESSAGES_A_TURN = 64
 """Messages taken before the thread looks at everything else: a stranger can flood the socket."""
 
 
-class Ended(Exception):
-    """The session is over; the argument says why."""
-
-
 class Session(threading.Thread):
     """Serves one client until its connection, its client or its worker ends."""
 
-    def __init__(self, services: Services, order: Open) -> None:
+    def __init__(self, services: Services, order: Open, own: OwnRegion | None = None) -> None:
         super().__init__(name=f"flyt-session-{order.session:016x}", daemon=True)
         self.services = services
+        self._own = own
+        self.region = own.region if own is not None else services.region
         self.order = order
         self.id = order.session
         self.pid = order.pid
@@ -71,10 +72,11 @@ class Session(threading.Thread):
         self.requests: dict[int, Callable[[Granted | Reclaimed], None]] = {}
         self.proof = int.from_bytes(os.urandom(8), "little")
         self._request = 0
-        self._held: list[bytes] | None = None
+        self._held: list[list[bytes]] = []  # the command that could not be taken yet, if any
         self._deadline = time.monotonic() + ATTACH_SECONDS
         self._wire: Wire | None = None
         self._answers: Answers | None = None
+        self._suspension: Suspension | None = None
 
     # --- from any thread ---
 
@@ -97,6 +99,22 @@ class Session(threading.Thread):
 
         self._inbox.put(run)
 
+    def suspend(self, patience: float) -> None:
+        """Take the state off the GPU and hold the client's commands."""
+
+        def run() -> None:
+            if self._suspension is not None and self.attached:
+                self._suspension.begin(patience)
+            else:
+                self.services.tell(Paused(self.id, False, "its client has not attached yet"))
+
+        self._inbox.put(run)
+
+    def resume(self) -> None:
+        """Undo `suspend`."""
+        if self._suspension is not None:
+            self._inbox.put(self._suspension.finish)
+
     def sticky(self, code: int, text: str) -> None:
         """The worker's context is gone: tell the client, as the last word."""
         self._inbox.put(functools.partial(self._last_word, code, text))
@@ -115,10 +133,14 @@ class Session(threading.Thread):
         except (ConfigurationError, zmq.ZMQError, OSError) as exc:
             self.services.tell(Opened(self.id, 0, "", f"no socket for the session: {exc}"))
             self._inbox.close()
+            self._close_region()
             return
         bell = self.services.bell(self.order.bell)
         wire = self._wire = Wire(listener, functools.partial(admits, self.order), bell)
         answers = self._answers = Answers(wire)
+        self._suspension = Suspension(
+            self, self._inbox, wire, listener.pollables[1], answers, self._held
+        )
         where = listener.endpoint
         self.services.tell(Opened(self.id, where.port, os.path.basename(where.path), ""))
         reason = "unknown"
@@ -140,6 +162,11 @@ class Session(threading.Thread):
             if answers.have_ended:
                 wire.farewell(FAREWELL_SECONDS)
             listener.close()
+            self._close_region()
+
+    def _close_region(self) -> None:
+        if self._own is not None:
+            self._own.close()
 
     def _serve(self, listener: Listener, wire: Wire, answers: Answers) -> None:
         rest = Resting(listener, wire, self._inbox.fileno())
@@ -157,7 +184,7 @@ class Session(threading.Thread):
                 if wire.gone:
                     raise Ended("the client's connection ended")
                 took = took or self.holdings.told != told
-                if self._held is None and not wire.is_full:
+                if not self._held and not wire.is_full:
                     waiting = self.holdings.waiting > 0
                     patience_ms = self._patience_ms()
                     rest.for_command(took, busy=busy, waiting=waiting, patience_ms=patience_ms)
@@ -171,7 +198,7 @@ class Session(threading.Thread):
         if not wire.has_rings:
             wire.look_for_end()
         for taken in range(_MESSAGES_A_TURN):
-            if self._held is not None or wire.is_full or (frames := wire.receive()) is None:
+            if self._held or wire.is_full or (frames := wire.receive()) is None:
                 return taken > 0
             answers.take()
             self._execute(frames)
@@ -181,9 +208,8 @@ class Session(threading.Thread):
 
     def _again(self) -> None:
         """Try the command that could not be taken."""
-        held, self._held = self._held, None
-        if held is not None:
-            self._execute(held)
+        if self._held:
+            self._execute(self._held.pop())
 
     def _patience_ms(self) -> int | None:
         """How long to sleep at most: for ever once the client has attached."""
@@ -202,9 +228,9 @@ class Session(threading.Thread):
             command = m.COMMANDS.decode(frames[0] if frames else b"")
             number = command.id
             self._check_attached(command)
-            _HANDLERS[type(command)](self, command, frames[1:])
+            HANDLERS[type(command)](self, command, frames[1:])
         except Stall:
-            self._held = frames
+            self._held.append(frames)
         except ProtocolError as exc:
             self._protocol_error(number, exc)
         except DeviceError as exc:
@@ -304,45 +330,15 @@ class Session(threading.Thread):
 
     def _release(self) -> None:
         """Wait for the session's own work, then give back all that it had. Safe to call twice."""
+        if self._suspension is not None and self._suspension.stands:
+            return  # its process, which was its own, ends now and takes all with it
         with contextlib.ExitStack() as steps:  # from the last to the first, whatever fails
             steps.callback(window_commands.release, self)
             steps.callback(self.holdings.destroy)
-            steps.callback(self._inbox_until_done)
+            steps.callback(self._finish_work)
             steps.callback(self.holdings.free_blocks)
-            steps.callback(self._inbox_until_done)
+            steps.callback(self._finish_work)
+            steps.callback(self.holdings.open_gates)
 
-    def _inbox_until_done(self) -> None:
-        """Run what is left on the inbox until no work of this session is in flight.
-
-        Bounded by the work itself: a kernel may run for an hour, and its memory can't be given
-        back before.
-        """
-        idle = False
-
-        def done(_: int) -> None:
-            nonlocal idle
-            idle = True
-
-        self.holdings.when_done(self.holdings.streams.all(), done)
-        poller = zmq.Poller()
-        poller.register(self._inbox.fileno(), zmq.POLLIN)
-        while not (idle and self.holdings.waiting == 0):
-            try:
-                self._inbox.run()
-                busy = self.holdings.look()
-                if self._answers is not None:
-                    self._answers.tell()
-            except (Ended, FlytError) as exc:  # ending already: no work may be left uncounted
-                log.warning("session %016x, ending: %s", self.id, exc)
-                self._inbox.put(lambda: None)  # only wakes us up
-                busy = True
-            if not (idle and self.holdings.waiting == 0):
-                poller.poll(0 if busy else None)
-
-
-_HANDLERS: dict[type, Callable[[Session, object, list[bytes]], None]] = {
-    **window_commands.HANDLERS,
-    **memory_commands.HANDLERS,
-    **stream_commands.HANDLERS,
-    **kernel_commands.HANDLERS,
-}
+    def _finish_work(self) -> None:
+        Drain(self._inbox, self.holdings, self._answers).finish(self.id)

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from flyt.backend.grants import FrameDesk
-from flyt.backend.served import ServedRegion
+from flyt.backend.private import PrivateRegions
 from flyt.backend.workers import WorkerProcess
 
 FIGURES = ("device_bytes", "in_flight", "bytes_moved", "errors")
@@ -19,9 +19,10 @@ def status_report(
     device: str,
     isolation: str,
     workers: Iterable[WorkerProcess],
-    served: ServedRegion | None,
-    desk: FrameDesk | None,
+    region: tuple[str, int],
+    desk: FrameDesk | PrivateRegions | None,
     garbage: int,
+    suspended: Container[int],
     figures: Mapping[int, Mapping[str, Any]],
 ) -> dict[str, Any]:
     """What `flyt.rpc.messages.StatusReport` carries.
@@ -31,10 +32,13 @@ def status_report(
     device, isolation : str
         ``--device`` and ``--isolation``, as given.
     workers : iterable of WorkerProcess
-    served, desk
-        None where the daemon serves without a region.
+    region : tuple of str and int
+        Path and epoch; "" and 0 where the daemon serves without one.
+    desk : FrameDesk, PrivateRegions or None
     garbage : int
         How many messages at the main endpoints were no HELLO.
+    suspended : container of int
+        Sessions.
     figures : mapping
         What workers say of their sessions; who is missing is shown with None.
     """
@@ -43,8 +47,8 @@ def status_report(
         "pid": os.getpid(),
         "device": device,
         "isolation": isolation,
-        "region": served.region.path if served is not None else "",
-        "epoch": served.epoch if served is not None else 0,
+        "region": region[0],
+        "epoch": region[1],
         "sessions": [
             {
                 "session": record.session,
@@ -52,8 +56,9 @@ def status_report(
                 "program": record.program,
                 "principal": str(worker.principal),
                 "worker": worker.pid,
-                "frames": len(desk.ledger.frames_of(record.session)) if desk is not None else 0,
+                "frames": desk.frames_of(record.session) if desk is not None else 0,
                 "since": record.since,
+                "suspended": record.session in suspended,
                 **{name: figures.get(record.session, {}).get(name) for name in FIGURES},
             }
             for worker in running
@@ -68,11 +73,9 @@ def status_report(
             }
             for worker in running
         ],
-        "keeper": desk.reclaimer.pid if desk is not None else 0,
-        "frames": {
-            "total": desk.ledger.page_count if desk is not None else 0,
-            "granted": desk.ledger.granted if desk is not None else 0,
-            "reclaiming": desk.ledger.reclaiming if desk is not None else 0,
-        },
+        "keeper": desk.keeper if desk is not None else 0,
+        "frames": (
+            desk.figures() if desk is not None else {"total": 0, "granted": 0, "reclaiming": 0}
+        ),
         "garbage": garbage,
     }

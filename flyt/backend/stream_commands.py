@@ -13,6 +13,9 @@ from flyt.rpc import messages as m
 if TYPE_CHECKING:
     from flyt.backend.session import Session
 
+MAX_GATES = 1024
+"""Host functions of one session that have begun or are to begin; each holds a word of memory."""
+
 EVENT_FLAGS = 0b11
 """cudaEventBlockingSync and DisableTiming reach the device; Interprocess means nothing to it."""
 
@@ -44,9 +47,7 @@ def stream_destroy(session: Session, command: m.StreamDestroy, _: list[bytes]) -
 def stream_wait(session: Session, command: m.StreamWait, _: list[bytes]) -> None:
     streams = session.holdings.streams
     stream = streams.get(command.stream)
-    event = streams.event(command.event)[1]
-    session.holdings.mark_before(stream)
-    stream.device.wait_event(streams.use(stream), event)
+    streams.wait_event(stream, command.event)
     session.complete(command.id, [stream])
 
 
@@ -70,6 +71,7 @@ def event_record(session: Session, command: m.EventRecord, _: list[bytes]) -> No
         raise DeviceError(400, "an event can only be recorded on a stream of its own device")
     device.record(event, streams.use(stream))
     session.complete(command.id, [stream])
+    streams.recorded(command.event, stream)
 
 
 def elapsed(session: Session, command: m.Elapsed, _: list[bytes]) -> None:
@@ -81,6 +83,39 @@ def elapsed(session: Session, command: m.Elapsed, _: list[bytes]) -> None:
     session.answer(command.id, 0, [int.from_bytes(milliseconds, "little")])
 
 
+def host_call(session: Session, command: m.HostCall, _: list[bytes]) -> None:
+    holdings = session.holdings
+    stream = holdings.streams.get(command.stream)
+    if len(holdings.gates) >= MAX_GATES:
+        raise DeviceError(2, f"{MAX_GATES} host functions of the session wait for their return")
+    failed = 0
+
+    def reached(code: int) -> None:
+        if code or failed:
+            session.fail(command.id, DeviceError(code or failed, "work before a host function"))
+        else:
+            session.answer(command.id)
+
+    handle = holdings.streams.use(stream)
+    holdings.when_done([stream], reached)  # the mark comes before the gate
+    try:
+        holdings.gates[command.id] = (stream.device, stream.device.gate(handle))
+    except DeviceError as exc:
+        failed = exc.code
+
+
+def host_return(session: Session, command: m.HostReturn, _: list[bytes]) -> None:
+    gate = session.holdings.gates.pop(command.call, None)
+    if gate is not None:  # else there was none to be had, and the call has said so
+        device, handle = gate
+        device.open_gate(handle)
+    session.answer(command.id)
+
+
+def passed(session: Session, command: m.Passed, _: list[bytes]) -> None:
+    session.complete(command.id, [session.holdings.streams.get(command.stream)])
+
+
 HANDLERS: dict[type, Callable[[Any, Any, list[bytes]], None]] = {
     m.StreamCreate: stream_create,
     m.StreamDestroy: stream_destroy,
@@ -89,4 +124,7 @@ HANDLERS: dict[type, Callable[[Any, Any, list[bytes]], None]] = {
     m.EventDestroy: event_destroy,
     m.EventRecord: event_record,
     m.Elapsed: elapsed,
+    m.HostCall: host_call,
+    m.HostReturn: host_return,
+    m.Passed: passed,
 }

@@ -40,6 +40,10 @@ class SessionStream:
         The generation of the legacy stream's work that it waited for last.
     generation : int
         Of the legacy stream: counts what was put on it.
+    marked, told : int
+        Numbers of the last mark of its work, and of the last one whose end was told.
+    after : dict
+        What it has waited for since its last mark: streams, and their marks up to which.
     """
 
     device: Device
@@ -49,6 +53,15 @@ class SessionStream:
     fresh: bool = False
     seen: int = 0
     generation: int = 0
+    marked: int = 0
+    told: int = 0
+    after: dict[SessionStream, int] = dataclasses.field(default_factory=dict)
+
+    def follow(self, other: SessionStream, mark: int) -> None:
+        """Note that it waits for another one's work up to a mark: whoever hears that this one's is
+        done, must have heard the same of that."""
+        if other is not self and mark > other.told:
+            self.after[other] = max(mark, self.after.get(other, 0))
 
 
 class StreamTable:
@@ -57,19 +70,22 @@ class StreamTable:
     Parameters
     ----------
     devices : list of Device
-    before_wait : callable
-        Called with a stream that is about to wait for another's work.
+    mark : callable
+        Called with a stream that is about to wait for another's work, and with that: brief work on
+        either gets a mark of its own.
     """
 
-    def __init__(self, devices: list[Device], before_wait: Callable[[SessionStream], None]) -> None:
+    def __init__(self, devices: list[Device], mark: Callable[[SessionStream], None]) -> None:
         self._devices = devices
-        self._before_wait = before_wait
+        self._mark = mark
         self._legacy: dict[int, SessionStream] = {}
         self._own: dict[int, SessionStream] = {}
         self._streams: dict[int, SessionStream] = {}
         self._dying: list[SessionStream] = []
         self._events: dict[int, tuple[Device, Handle]] = {}
+        self._records: dict[int, tuple[SessionStream, int]] = {}
         self._stock: dict[int, list[Handle]] = {}
+        self._partings: dict[int, Callable[[], bool]] = {}
 
     # --- streams ---
 
@@ -183,19 +199,40 @@ class StreamTable:
         device = other.device
         stock = self._stock.setdefault(device.ordinal, [])
         event = stock.pop() if stock else device.create_event()
+        self._mark(other)
         device.record(event, other.handle)
-        self._before_wait(stream)
+        self._mark(stream)
         stream.device.wait_event(stream.handle, event)
+        stream.follow(other, other.marked)
         stock.append(event)  # the wait has captured this record: it may be recorded again
 
     # --- events ---
 
     def create_event(self, number: int, device: Device, flags: int) -> None:
+        self._check_event(number)
+        self._events[number] = (device, device.create_event(flags))
+
+    def _check_event(self, number: int) -> None:
         if number in self._events:
             raise ProtocolError(f"event number {number:#x} is taken")
         if len(self._events) >= MAX_EVENTS:
             raise DeviceError(2, f"the session has {MAX_EVENTS} events already")
-        self._events[number] = (device, device.create_event(flags))
+
+    def is_shared(self, number: int) -> bool:
+        """Whether the event was shared, or is another session's."""
+        return number in self._partings
+
+    def share_event(self, number: int, part: Callable[[], bool]) -> None:
+        """Other sessions have this event too; ``part`` tells whether this is the last."""
+        self._partings[number] = part
+
+    def adopt_event(
+        self, number: int, device: Device, handle: Handle, part: Callable[[], bool]
+    ) -> None:
+        """Give a number to another session's event."""
+        self._check_event(number)
+        self._events[number] = (device, handle)
+        self._partings[number] = part
 
     def event(self, number: int) -> tuple[Device, Handle]:
         """An event by number, or DeviceError cudaErrorInvalidResourceHandle."""
@@ -203,10 +240,25 @@ class StreamTable:
             raise DeviceError(INVALID_HANDLE, f"event {number:#x} does not exist")
         return self._events[number]
 
+    def recorded(self, number: int, stream: SessionStream) -> None:
+        """Note that the stream's last mark is that of a record of this event."""
+        self._records[number] = stream, stream.marked
+
+    def wait_event(self, stream: SessionStream, number: int) -> None:
+        """Work put on the stream from now on waits for the last record of the event."""
+        event = self.event(number)[1]
+        self._mark(stream)
+        stream.device.wait_event(self.use(stream), event)
+        if number in self._records:
+            stream.follow(*self._records[number])
+
     def destroy_event(self, number: int) -> None:
         device, handle = self.event(number)
         del self._events[number]
-        device.destroy_event(handle)
+        self._records.pop(number, None)
+        part = self._partings.pop(number, None)
+        if part is None or part():
+            device.destroy_event(handle)
 
     # --- the end ---
 
@@ -218,8 +270,8 @@ class StreamTable:
             for device in self._devices:
                 for handle in self._stock.pop(device.ordinal, []):
                     steps.callback(device.destroy_event, handle)
-            for device, handle in self._events.values():
-                steps.callback(device.destroy_event, handle)
-            for table in (self._events, self._legacy, self._own, self._streams):
+            for number in self._events:
+                steps.callback(self.destroy_event, number)
+            for table in (self._records, self._legacy, self._own, self._streams):
                 table.clear()
             self._dying.clear()

@@ -22,20 +22,24 @@ from flyt.backend.limits import raise_descriptor_limit
 from flyt.backend.listening import Doors
 from flyt.backend.loop import EventLoop
 from flyt.backend.metrics import Metrics
-from flyt.backend.options import Options
-from flyt.backend.orders import Broken, Closed, Measured, Opened, Request, Returned
+from flyt.backend.operators import Operators
+from flyt.backend.options import PER_CLIENT, Options
+from flyt.backend.orders import Broken, Closed, Measured, Opened, Paused, Request, Returned
 from flyt.backend.pool import WorkerPool
+from flyt.backend.private import PRIVATE_SIZE, PrivateRegions
 from flyt.backend.reclaim import Reclaimer
 from flyt.backend.relay import Relay
 from flyt.backend.served import ServedRegion
 from flyt.backend.signals import StopSignals
 from flyt.backend.status import status_report
 from flyt.backend.survey import Figures, Survey
+from flyt.backend.suspensions import Suspensions
 from flyt.backend.terms import Terms
 from flyt.backend.visitors import Visitors
 from flyt.backend.workers import START_LIMIT, Launch, WorkerProcess
 from flyt.errors import ConfigurationError
 from flyt.rpc.sockets import Listener, open_context
+from flyt.shm.layout import Geometry
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +72,12 @@ class Supervisor:
             idle_seconds=options.idle_worker,
         )
         self._relay = Relay(self._loop, self._context) if options.single_port else None
-        self._terms = Terms(options, self._pool, self.survey)
-        self._handshakes = Handshakes(self._loop, self._pool, self._terms, self._relay)
+        self._suspensions = Suspensions(
+            self._loop, self._pool, per_session=options.isolation == "process"
+        )
+        operators = Operators(self.survey, self._suspensions)
+        self._terms = Terms(options, self._pool)
+        self._handshakes = Handshakes(self._loop, self._pool, self._terms, operators, self._relay)
         self._survey = Survey(self._loop, self._pool)
         self._visitors = Visitors(
             self._loop,
@@ -79,7 +87,8 @@ class Supervisor:
         )
         self._authentication: Authentication | None = None
         self._served: ServedRegion | None = None
-        self._desk: FrameDesk | None = None
+        self._desk: FrameDesk | PrivateRegions | None = None
+        self._reclaimer: Reclaimer | None = None
         self._doors: Doors | None = None
         self._metrics: Metrics | None = None
         self._serving = self._ending = False
@@ -111,11 +120,11 @@ class Supervisor:
         options = self._options
         if options.parent_fd is not None:
             self._loop.watch(options.parent_fd, self._parent_ended)
-        if options.region is not None:
+        if options.region is not None and not options.is_private:
             self._served = self._terms.served = served = ServedRegion(options)
             ledger = Ledger(served.geometry.page_count)
             reclaimer = Reclaimer(self._loop, served, ledger, self._log_level)
-            self._desk = FrameDesk(ledger, reclaimer)
+            self._desk, self._reclaimer = FrameDesk(ledger, reclaimer), reclaimer
             reclaimer.start()
             self._loop.call_later(options.sweep, self._sweep)
             if options.doorbell is not None:
@@ -130,6 +139,11 @@ class Supervisor:
             relays=self._relay is not None,
             key=self._authentication.key if self._authentication is not None else None,
         )
+        if options.is_private:
+            geometry = Geometry.plan(options.size or PRIVATE_SIZE, options.page_size)
+            endpoints = [listener.endpoint for listener in self._doors]
+            self._terms.private = PrivateRegions(self._loop, geometry, endpoints)
+            self._desk = self._terms.private
         for listener in self._doors:
             self._watch(listener)
         if options.metrics is not None:
@@ -160,7 +174,7 @@ class Supervisor:
         self._visitors.came(listener)
 
     def _announce(self, endpoints: list[str]) -> None:
-        region = self._served.region.path if self._served is not None else ""
+        region, _ = self._region
         log.info(
             "serving device %s, region %s, at %s",
             self._options.device,
@@ -191,6 +205,7 @@ class Supervisor:
         drain = self._options.drain if self._serving else 0.0
         self._ending = True
         self._survey.close()
+        self._suspensions.close()
         if self._metrics is not None:
             self._metrics.close()
         self._handshakes.refuse_all("this backend is shutting down")
@@ -205,9 +220,11 @@ class Supervisor:
             self._terms.doorbell.close()
         hurried = self._stops + 1
         self._pool.leave(drain, lambda: self._stops >= hurried)
-        if self._desk is not None and self._served is not None:
+        if self._reclaimer is not None and self._served is not None:
             finish = self._served.survives and self._stops < hurried
-            self._desk.reclaimer.leave(drain if finish else 0.0)
+            self._reclaimer.leave(drain if finish else 0.0)
+        if self._terms.private is not None:
+            self._terms.private.close()
         if self._served is not None:
             self._served.close()
         if self._authentication is not None:
@@ -217,9 +234,16 @@ class Supervisor:
     def _sweep(self) -> None:
         if self._served is not None:
             self._served.mend()
-        if self._desk is not None:
-            self._desk.reclaimer.sweep()
+        if self._reclaimer is not None:
+            self._reclaimer.sweep()
         self._loop.call_later(self._options.sweep, self._sweep)
+
+    @property
+    def _region(self) -> tuple[str, int]:
+        """Its path and epoch, for people."""
+        if self._served is not None:
+            return self._served.region.path, self._served.epoch
+        return (PER_CLIENT if self._options.is_private else ""), 0
 
     # --- what a worker is started with ---
 
@@ -228,10 +252,12 @@ class Supervisor:
         return [
             *("--device", options.device),
             *("--device-options", options.device_options),
+            *("--sm-limit", str(options.sm_limit)),
             *("--heartbeat-ms", str(options.heartbeat_ms)),
             *("--log-level", self._log_level),
             *(authentication.worker_arguments() if authentication is not None else ()),
             *(served.child_arguments() if served is not None and served.is_whole() else ()),
+            *(("--own-regions",) if options.is_private else ()),
             *(("--bells", *map(str, self._bells)) if self._bells else ()),
         ]
 
@@ -261,6 +287,8 @@ class Supervisor:
                 self._desk.returned(worker, message)
             case Measured():
                 self._survey.heard(worker, message)
+            case Paused():
+                self._suspensions.heard(worker, message)
             case Closed():
                 self._session_over(worker, message.session, message.reason)
             case Broken():
@@ -278,6 +306,7 @@ class Supervisor:
         if record is None:
             return
         log.info("session %016x of pid %d is over: %s", session, record.pid, reason)
+        self._suspensions.over(session)
         if self._desk is not None:
             self._desk.release(session)
         self._pool.settle(worker)
@@ -303,9 +332,10 @@ class Supervisor:
                     self._options.device,
                     self._options.isolation,
                     self._pool,
-                    self._served,
+                    self._region,
                     self._desk,
                     self._handshakes.garbage,
+                    self._suspensions.sessions,
                     figures,
                 )
             )

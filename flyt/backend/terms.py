@@ -4,23 +4,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 from flyt.backend.doorbell import Doorbell, free_bell
 from flyt.backend.options import Options
 from flyt.backend.orders import Opened
 from flyt.backend.pool import WorkerPool
-from flyt.backend.principals import is_own_user
+from flyt.backend.private import PrivateRegions
 from flyt.backend.served import NO_REGION, ServedRegion
-from flyt.rpc.connections import Peer
+from flyt.rpc.endpoints import Endpoint
 from flyt.rpc.handshake import Feature
-from flyt.rpc.messages import CREDITS, INLINE_CHUNK, Refused, StatusReport, Welcome
+from flyt.rpc.messages import CREDITS, INLINE_CHUNK, Welcome
+from flyt.shm.layout import Geometry
 
 NO_DEVICE = 100
 """cudaErrorNoDevice: this client and this backend will never work together."""
-
-Survey = Callable[[Callable[[dict[str, Any]], object]], None]
 
 
 class Terms:
@@ -30,22 +28,22 @@ class Terms:
     ----------
     options : Options
     pool : WorkerPool
-    survey : callable
-        Calls its argument with what `flyt status` shows, at once or soon.
 
     Attributes
     ----------
     served : ServedRegion or None
         The region, once there is one.
+    private : PrivateRegions or None
+        Those of the clients, likewise.
     doorbell : Doorbell or None
         Where guests ring, likewise.
     """
 
-    def __init__(self, options: Options, pool: WorkerPool, survey: Survey) -> None:
+    def __init__(self, options: Options, pool: WorkerPool) -> None:
         self._options = options
         self._pool = pool
-        self._survey = survey
         self.served: ServedRegion | None = None
+        self.private: PrivateRegions | None = None
         self.doorbell: Doorbell | None = None
 
     @property
@@ -68,6 +66,21 @@ class Terms:
         """Whether guests can ring."""
         return self.doorbell is not None
 
+    def own_region(
+        self, session: int, token: bytes, uid: str, endpoint: Endpoint
+    ) -> tuple[int, Geometry] | None:
+        """A region for this session alone, if that is how regions are given here: only over a UNIX
+        socket can it be handed out."""
+        if self.private is None or endpoint.scheme != "ipc":
+            return None
+        fd = self.private.make(session, token, uid, endpoint)
+        return (fd, self.private.geometry) if fd >= 0 else None
+
+    def not_opened(self, session: int) -> None:
+        """A worker could not open this session."""
+        if self.private is not None:
+            self.private.release(session)
+
     def free_bell(self) -> int:
         """A bell that no session has; 0 if there is none."""
         return free_bell(r.bell for worker in self._pool for r in worker.sessions.values())
@@ -82,7 +95,9 @@ class Terms:
     ) -> Welcome:
         """The words of welcome to a session that has its socket."""
         served = self.served
-        if served is None or Feature.REGION not in features or not served.is_whole():
+        if self.private is not None:
+            shared = self.private.welcome(opened.session)
+        elif served is None or Feature.REGION not in features or not served.is_whole():
             shared = NO_REGION
         else:
             served.mend()
@@ -100,11 +115,3 @@ class Terms:
             bell=bell,
             **shared,
         )
-
-    def report(self, peer: Peer, then: Callable[[StatusReport | Refused], object]) -> None:
-        """Call ``then`` with the answer to AskStatus, at once or soon."""
-        if is_own_user(peer):
-            self._survey(lambda report: then(StatusReport(report)))
-        else:
-            text = "only the user who runs this backend may ask for its status"
-            then(Refused(NO_DEVICE, text))

@@ -78,9 +78,9 @@ def _detach(session: Session, command: m.Attach) -> None:
 
 def _reserve(session: Session, command: m.Attach) -> Window | None:
     """The window's address range in this process; None when it is taken."""
-    if session.services.region is None:
+    if session.region is None:
         raise ProtocolError("the client attaches a region, but this backend serves without one")
-    descriptor, geometry = session.services.region
+    descriptor, geometry = session.region
     aligned = command.base % geometry.page_size == 0 == command.reserve % geometry.page_size
     inside = LOWEST_BASE <= command.base <= command.base + command.reserve <= END_OF_BASES
     if not (aligned and inside and 0 < command.reserve <= MAX_RESERVE):
@@ -223,7 +223,7 @@ def _window(session: Session) -> Window:
 
 
 def _request(session: Session, table: Runs, then: Callable[[Granted | Reclaimed], None]) -> None:
-    region = session.services.region
+    region = session.region
     if region is None:
         raise ProtocolError("this backend serves without a region")
     runs.check(table, region[1].page_count)

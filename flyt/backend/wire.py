@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import zmq
 
@@ -86,6 +86,7 @@ class Wire:
         self._held: list[bytes] | None = None
         self._announced_at = 0.0
         self._look_at = 0.0
+        self._returned: collections.deque[list[bytes]] = collections.deque()
         self._unsent: collections.deque[tuple[bytes, list[Payload]]] = collections.deque()
         self._owed: collections.deque[list[Payload]] = collections.deque()
         self._room = 0
@@ -118,6 +119,10 @@ class Wire:
 
     # --- in ---
 
+    def put_back(self, commands: Iterable[list[bytes]]) -> None:
+        """Commands that were received and not looked at: `receive` gives them once more, first."""
+        self._returned.extend(commands)
+
     def receive(self) -> list[bytes] | None:
         """The next command's frames, or None; never waits.
 
@@ -126,6 +131,8 @@ class Wire:
         ProtocolError
             The ring is damaged, or a command came past it.
         """
+        if self._returned:
+            return self._returned.popleft()
         commands = self._commands
         if commands is None:
             return self._from_socket()
@@ -153,7 +160,8 @@ class Wire:
     def may_have_more(self) -> bool:
         """After `receive` gave something: whether it is worth calling again at once."""
         commands = self._commands
-        return commands is None or commands.has_more or self._held is not None
+        waits = self._held is not None or bool(self._returned)
+        return commands is None or commands.has_more or waits
 
     def _past_the_ring(self) -> list[bytes] | None:
         frames, self._held = self._held, None
@@ -284,6 +292,8 @@ class Wire:
 
     def fall_asleep(self) -> bool:
         """Ask to be woken by the socket; False when there is something already."""
+        if self._returned:
+            return False
         if self._commands is None:
             return True
         return self._held is None and self._commands.fall_asleep()

@@ -37,16 +37,21 @@ from flyt.backend.orders import (
     Measured,
     Open,
     Opened,
+    Paused,
     Ready,
     Reclaimed,
+    Resume,
+    Suspend,
 )
 from flyt.backend.reaper import Activity, Reaper
 from flyt.backend.registry import Registry
-from flyt.backend.services import Services
+from flyt.backend.services import OwnRegion, Services
 from flyt.backend.session import Session
-from flyt.errors import DeviceError, FlytError, RegionError, SessionLost
+from flyt.errors import DeviceError, FlytError, ProtocolError, RegionError, SessionLost
 from flyt.rpc.sockets import open_context
+from flyt.shm import private
 from flyt.shm.layout import Geometry
+from flyt.shm.region import MIN_SIZE
 from flyt.shm.window import Window, pick_base
 
 log = logging.getLogger(__name__)
@@ -70,6 +75,7 @@ class Worker:
         """Closed, but their threads may still hold the socket for the last words."""
         self._lock = threading.Lock()
         self._broken: tuple[int, str] | None = None
+        self._paused = False
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         context = open_context()
         self._authentication = (
@@ -102,6 +108,8 @@ class Worker:
         except FlytError as exc:
             log.error("the supervisor does not listen: %s", exc)
             self._stop()
+        if isinstance(message, Paused):
+            self._paused = message.paused
         if isinstance(message, Closed) or (isinstance(message, Opened) and message.error):
             with self._lock:
                 session = self._sessions.pop(message.session, None)
@@ -141,32 +149,41 @@ class Worker:
 
     def _obey(self, order: object) -> None:
         match order:
-            case Open() if self._broken is None:
-                self._open(order)
-            case Granted() | Reclaimed():
+            case Open():
+                self._open(order, self._own_region(order))
+            case Granted() | Reclaimed() | End() | Suspend() | Resume():
                 with self._lock:
                     target = self._sessions.get(order.session)
                 if target is not None:
-                    target.deliver(order)
-            case End():
-                with self._lock:
-                    target = self._sessions.get(order.session)
-                if target is not None:
-                    target.end(order.reason, unless_attached=order.unless_attached)
+                    _hand_over(target, order)
             case Measure():
                 self._tell(
                     Measured({f"{one.id:016x}": one.holdings.figures() for one in self._all()})
                 )
 
-    def _open(self, order: Open) -> None:
+    def _own_region(self, order: Open) -> OwnRegion | None:
+        if not order.region_size:
+            return None
+        if not self._channel.descriptors:
+            raise ProtocolError("the supervisor sent no descriptor with a session's region")
+        geometry = Geometry.plan(order.region_size, order.page_size)
+        return OwnRegion(self._channel.descriptors.popleft(), geometry)
+
+    def _open(self, order: Open, region: OwnRegion | None) -> None:
+        if self._broken is not None:
+            if region is not None:
+                region.close()
+            return
         if self._authentication is not None and order.address.startswith("tcp:"):
             self._authentication.expect(order.peer)
         try:
-            session = Session(self._services, order)
+            session = Session(self._services, order, region)
             with self._lock:
                 self._sessions[order.session] = session
             session.start()
         except (OSError, RuntimeError) as exc:  # no descriptor or no thread is left
+            if region is not None:
+                region.close()
             self._tell(Opened(order.session, 0, "", f"no room for another session: {exc}"))
 
     def _all(self) -> list[Session]:
@@ -184,6 +201,8 @@ class Worker:
         for session in self._all():
             session.end("the backend is shutting down")
         self._join(LEAVE_SECONDS)
+        if self._paused:  # a call to the driver would wait for a resumption
+            return 0
         self._services.reaper.leave()
         for device in self._services.devices:
             device.close()
@@ -201,6 +220,19 @@ class Worker:
         return 1
 
 
+def _hand_over(target: Session, order: Granted | Reclaimed | End | Suspend | Resume) -> None:
+    """An order for one session, to its thread."""
+    match order:
+        case Granted() | Reclaimed():
+            target.deliver(order)
+        case End():
+            target.end(order.reason, unless_attached=order.unless_attached)
+        case Suspend():
+            target.suspend(order.patience)
+        case Resume():
+            target.resume()
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Flyt's worker; started by flyt-backend only.")
     for name in ("channel-fd", "parent-pidfd", "heartbeat-ms"):
@@ -210,8 +242,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--bells", type=int, nargs="*", default=[], help="descriptors, from bell 1 on"
     )
+    parser.add_argument("--own-regions", action="store_true", help="sessions bring theirs")
     parser.add_argument("--device", required=True)
     parser.add_argument("--device-options", default="")
+    parser.add_argument("--sm-limit", type=int, default=0)
     parser.add_argument("--log-level", default="WARNING")
     return parser.parse_args()
 
@@ -247,6 +281,19 @@ def _try_region(device: Device, region: tuple[int, Geometry] | None) -> None:
         window.close()
 
 
+def _try_own_region(device: Device) -> None:
+    """The same with a region as clients get them (``--region per-client``)."""
+    geometry = Geometry.plan(MIN_SIZE)
+    try:
+        descriptor = private.create(geometry, 0)
+    except OSError as exc:
+        raise RegionError(f"no memory for a client's region: {exc.strerror}") from exc
+    try:
+        _try_region(device, (descriptor, geometry))
+    finally:
+        os.close(descriptor)
+
+
 def _snapshot(devices: list[Device]) -> dict[str, object]:
     runtime, driver = versions(devices)
     return {
@@ -266,14 +313,21 @@ def main() -> int:
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C reaches the whole group; the supervisor leads
-    channel = Channel(socket.socket(fileno=arguments.channel_fd), FROM_WORKER, TO_WORKER)
+    channel = Channel(
+        socket.socket(fileno=arguments.channel_fd), FROM_WORKER, TO_WORKER, takes_descriptors=True
+    )
     try:
         try:
             devices = open_devices(arguments.device, arguments.device_options)
             if not devices:
                 raise DeviceError(100, "no device")
+            if arguments.sm_limit:
+                for device in devices:
+                    device.limit_sms(arguments.sm_limit)
             snapshot = _snapshot(devices)
             _try_region(devices[0], _region(arguments))
+            if arguments.own_regions:
+                _try_own_region(devices[0])
         except FlytError as exc:
             channel.send(Failed(getattr(exc, "code", 100), str(exc)[:4096]))
             return 1

@@ -16,6 +16,7 @@ from flyt.backend.principals import Principal
 from flyt.backend.processes import Child
 from flyt.errors import DeviceError
 from flyt.rpc.endpoints import Endpoint
+from flyt.shm.layout import Geometry
 
 log = logging.getLogger(__name__)
 
@@ -126,8 +127,15 @@ class WorkerProcess:
             return "leaving"
         return "starting" if self.snapshot is None else "ready"
 
-    def open(self, record: SessionRecord, token: bytes, memory_limit: int) -> None:
-        """Have it serve one more session; it answers with Opened."""
+    def open(
+        self,
+        record: SessionRecord,
+        token: bytes,
+        memory_limit: int,
+        region: tuple[int, Geometry] | None = None,
+    ) -> None:
+        """Have it serve one more session, with a ``region`` of its own if there is one (the
+        descriptor stays the caller's); it answers with Opened."""
         self.used = True
         self.sessions[record.session] = record
         self._child.send(
@@ -139,7 +147,9 @@ class WorkerProcess:
                 record.peer,
                 memory_limit,
                 record.bell,
-            )
+                *((region[1].size, region[1].page_size) if region is not None else ()),
+            ),
+            region[0] if region is not None else -1,
         )
 
     def end_session(self, session: int, reason: str, *, unless_attached: bool = False) -> None:

@@ -27,6 +27,10 @@ Samples = dict[str, float]
 COMPARED_AT_ONCE = 4 << 20
 """A comparison makes an array of truth values as large as its operands."""
 
+WARM_BYTES, WARM_COPIES = 4096, 4
+"""The comparison of a large copy pushes all code out of the caches, and threads that wait fall
+asleep meanwhile: a first call pays some 0.7 ms for that (docs/performance.md)."""
+
 
 class Reference:
     """The bytes that copies are compared with; one for all cases of a process, which take turns."""
@@ -106,8 +110,21 @@ class Case(abc.ABC):
             undo.callback(runtime.free, self.device)
             self.host = Host(runtime, self.total, pinned=pinned)
             undo.callback(self.host.close)
+            self.aside = self._aside(runtime, undo, pinned=pinned)
             self.prepare()
             self._release = undo.pop_all()
+
+    @staticmethod
+    def _aside(runtime: Runtime, undo: contextlib.ExitStack, *, pinned: bool) -> list[Arguments]:
+        """Arguments of a small copy each way, of bytes that nobody compares."""
+        device = runtime.malloc(WARM_BYTES)
+        undo.callback(runtime.free, device)
+        host = Host(runtime, WARM_BYTES, pinned=pinned)
+        undo.callback(host.close)
+        return [
+            runtime.copy_arguments(device, host.address, WARM_BYTES, to_device=True),
+            runtime.copy_arguments(host.address, device, WARM_BYTES, to_device=False),
+        ]
 
     def prepare(self) -> None:
         """Build the arguments of all calls: nothing but the calls is timed."""
@@ -127,6 +144,13 @@ class Case(abc.ABC):
         self._release.close()
 
     # --- steps of a round ---
+
+    def warm(self) -> None:
+        """Small untimed copies, and a synchronise: what is timed is a call of a program that
+        copies, not its first one after the comparison of a gigabyte."""
+        for _ in range(WARM_COPIES):
+            self.issue(self.runtime.copy, self.aside)
+        self.runtime.synchronize()
 
     def fresh(self) -> Bytes:
         """New bytes in the source; returns what must arrive."""
@@ -172,11 +196,13 @@ class Copy(Case):
 
     def round(self) -> Samples:
         wanted = self.fresh()
+        self.warm()
         started = time.perf_counter()
         self.issue(self.runtime.copy, self.into)
         self.runtime.synchronize()  # H2D may return when its source is taken
         h2d = time.perf_counter() - started
         self.spoil()
+        self.warm()
         d2h = self.issue(self.runtime.copy, self.back)
         compare(f"copies of {self.size} bytes", self.host.array, wanted)
         return {"h2d": h2d / self.calls, "d2h": d2h / self.calls}
@@ -194,8 +220,10 @@ class Latency(Case):
             synchronize()
             return answer
 
+        self.warm()
         h2d = self.each(copy_and_wait, self.into)
         self.spoil()
+        self.warm()
         d2h = self.each(copy, self.back)
         compare("copies one by one", self.host.array, wanted)
         return {**_percentiles("h2d", h2d), **_percentiles("d2h", d2h)}
@@ -206,7 +234,7 @@ class Burst(Case):
 
     def round(self) -> Samples:
         wanted = self.fresh()
-        self.runtime.synchronize()
+        self.warm()
         seconds = self.issue(self.runtime.copy, self.into)
         self.runtime.synchronize()
         self.fetch(wanted, "a burst of copies")
@@ -218,6 +246,7 @@ class Train(Case):
 
     def round(self) -> Samples:
         wanted = self.fresh()
+        self.warm()
         started = time.perf_counter()
         self.issue(self.runtime.copy, self.into)
         self.runtime.synchronize()
@@ -244,7 +273,7 @@ class Post(Case):
             (self.device + i * self.size, value, self.size, self._stream)
             for i, value in enumerate(values)
         ]
-        self.runtime.synchronize()
+        self.warm()
         seconds = self.issue(self._fill, arguments)
         self.runtime.synchronize()
         self.fetch(np.repeat(np.array(values, np.uint8), self.size), "memsets")

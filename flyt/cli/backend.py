@@ -41,12 +41,16 @@ def _size(context: click.Context, option: click.Parameter, value: str | None) ->
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.option("--device", type=click.Choice(DEVICES), default="auto", help="auto means CuPy.")
 @click.option("--device-options", default="", metavar="KEY=VALUE,…", help="Of the device.")
-@click.option("--region", default="flyt", help="Name in /dev/shm, or path of any mappable file.")
+@click.option(
+    "--region",
+    default="flyt",
+    help="Name in /dev/shm, path of any mappable file, or per-client: one for each client.",
+)
 @click.option("--no-region", is_flag=True, help="Share no memory: all payloads go inline.")
 @click.option(
     "--size",
     callback=_size,
-    help="Of the region. Default: as it is, or if it is new 1G or what fits.",
+    help="Of the region. Default: as it is, or if it is new 1G or what fits; per-client 256M.",
 )
 @click.option(
     "--page-size", callback=_size, help="64K to 2M. Default: 2M, in regions under 1G 64K."
@@ -84,6 +88,11 @@ def _size(context: click.Context, option: click.Parameter, value: str | None) ->
 )
 @click.option(
     "--memory-limit", callback=_size, default="0", help="Device memory per session; 0: no limit."
+)
+@click.option(
+    "--sm-limit",
+    default=0,
+    help="SMs that a session's kernels may have (--isolation process); 0: all.",
 )
 @click.option("--keep-region", is_flag=True, help="Leave the region there at the end.")
 @click.option("--heartbeat", default=30.0, help="Seconds until a silent client is gone; 0: never.")

@@ -28,6 +28,7 @@ from flyt.frontend.settings import Settings
 from flyt.rpc.endpoints import Endpoint
 from flyt.rpc.messages import PROTOCOL_VERSION
 from flyt.shm.native import native
+from flyt.shm.private import PRIVATE
 from flyt.shm.region import Region
 from flyt.shm.table import FrameTable
 
@@ -105,6 +106,8 @@ def region_step(visit: Visit) -> str:
 def why_inline(visit: Visit, theirs: str, epoch: int) -> str:
     """Why a session has no window although the backend has a region."""
     path = visit.settings.region or theirs
+    if theirs.startswith(PRIVATE):
+        return "; ".join(visit.warnings)
     if not (visit.settings.region or visit.endpoint.is_loopback()):
         return (
             f"{visit.endpoint} is another host: in a guest set FLYT_REGION to the ivshmem device's "

@@ -13,6 +13,8 @@ from flyt.cli.ipc import ipc
 from flyt.cli.keygen import keygen
 from flyt.cli.split import split
 from flyt.cli.status import status
+from flyt.cli.suspend import resume, suspend
+from flyt.cli.top import top
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -26,8 +28,11 @@ main.add_command(demo)
 main.add_command(doctor)
 main.add_command(ipc)
 main.add_command(keygen)
+main.add_command(resume)
 main.add_command(split)
 main.add_command(status)
+main.add_command(suspend)
+main.add_command(top)
 
 if __name__ == "__main__":
     main()

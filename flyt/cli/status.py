@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -13,13 +15,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from flyt.cli.asking import ask_backend
 from flyt.errors import FlytError
-from flyt.frontend.greeting import ask
 from flyt.frontend.settings import Settings
-from flyt.rpc.endpoints import Endpoint
-from flyt.rpc.messages import AskStatus, Refused, StatusReport
-from flyt.rpc.patience import Deadline
-from flyt.rpc.sockets import open_context
+from flyt.rpc.greetings import AskStatus, StatusReport
 
 ANSWER_SECONDS = 5.0
 """A backend answers within half a second, even with a worker that is stuck."""
@@ -38,17 +37,10 @@ def fetch(settings: Settings) -> dict[str, Any]:
     FlytError
         Nobody listens there, or this user may not ask.
     """
-    endpoint = Endpoint.parse(settings.endpoint)
-    keys = settings.keys() if endpoint.scheme == "tcp" else None
-    context = open_context()
-    try:
-        answer = ask(context, endpoint, AskStatus(), Deadline.after(ANSWER_SECONDS), keys)
-    finally:
-        context.term()
+    answer = ask_backend(settings, AskStatus(), ANSWER_SECONDS)
     if isinstance(answer, StatusReport):
         return dict(answer.report)
-    reason = answer.text if isinstance(answer, Refused) else "the backend did not understand"
-    raise FlytError(f"{endpoint}: {reason}")
+    raise FlytError(f"{settings.endpoint}: the backend did not understand")
 
 
 def size(number: int | None) -> str:
@@ -70,13 +62,47 @@ def age(seconds: float) -> str:
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {whole % 60:02} s"
 
 
-def table_of(report: dict[str, Any], now: float) -> Table:
-    """The sessions."""
+Column = Callable[[dict[str, Any]], str]
+"""What a column says of a session."""
+
+
+def summary_of(report: dict[str, Any]) -> tuple[str, str]:
+    """The backend itself."""
+    frames = report["frames"]
+    return (
+        (
+            f"backend {report['pid']}: device {report['device']}, isolation "
+            f"{report['isolation']}, region {report['region'] or 'none'}"
+        ),
+        (
+            f"frames: {frames['granted']} of {frames['total']} in use, "
+            f"{frames['reclaiming']} being cleared; workers: {len(report['workers'])}; "
+            f"messages that were garbage: {report['garbage']}"
+        ),
+    )
+
+
+def table_of(
+    report: dict[str, Any], now: float, more: Mapping[str, Column] = MappingProxyType({})
+) -> Table:
+    """The sessions, with ``more`` columns by their names."""
     table = Table()
-    for name in ("session", "pid", "client", "user", "age", "device memory", "frames", "in flight"):
+    for name in (
+        "session",
+        "pid",
+        "client",
+        "user",
+        "state",
+        "age",
+        "device memory",
+        "frames",
+        "in flight",
+    ):
         table.add_column(name, overflow="fold")
     table.add_column("moved")
     table.add_column("errors")
+    for name in more:
+        table.add_column(name)
     for one in report["sessions"]:
         known = {name: UNKNOWN if one[name] is None else str(one[name]) for name in one}
         table.add_row(
@@ -84,12 +110,14 @@ def table_of(report: dict[str, Any], now: float) -> Table:
             known["pid"],
             escape(one["program"]),
             escape(one["principal"]),
+            "suspended" if one["suspended"] else "running",
             age(now - one["since"]),
             size(one["device_bytes"]),
             known["frames"],
             known["in_flight"],
             size(one["bytes_moved"]),
             known["errors"],
+            *(column(one) for column in more.values()),
         )
     return table
 
@@ -107,14 +135,6 @@ def status(backend: str | None, as_json: bool) -> None:
     if as_json:
         print(json.dumps(report, indent=2))
         return
-    frames = report["frames"]
-    print(
-        f"backend {report['pid']}: device {report['device']}, isolation {report['isolation']}, "
-        f"region {report['region'] or 'none'}"
-    )
-    print(
-        f"frames: {frames['granted']} of {frames['total']} in use, "
-        f"{frames['reclaiming']} being cleared; workers: {len(report['workers'])}; "
-        f"messages that were garbage: {report['garbage']}"
-    )
+    for line in summary_of(report):
+        print(line)
     Console().print(table_of(report, time.time()))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
+import warnings
 from typing import Any, Literal, SupportsInt
 
 import numpy as np
@@ -17,16 +18,26 @@ from cuda.bindings.runtime import cudaMemcpyKind
 
 from flyt.frontend.api.copies import cudaMemcpy, cudaMemcpyAsync
 from flyt.frontend.api.devices import cudaDeviceSynchronize
+from flyt.frontend.api.events import cudaEventRecord
 from flyt.frontend.api.memory import cudaMalloc
+from flyt.frontend.api.streams import cudaStreamWaitEvent
 from flyt.frontend.current import thread
-from flyt.frontend.objects import LEGACY, Owned, Stream, checked
+from flyt.frontend.dlpack import CPU, CUDA, capsule_of, has_cuda
+from flyt.frontend.objects import LEGACY, Event, Owned, Stream, checked
 from flyt.frontend.session import Session
+from flyt.frontend.statistics import FlytWarning
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Order = Literal["C", "F"]
 
 H2D = cudaMemcpyKind.cudaMemcpyHostToDevice
 D2H = cudaMemcpyKind.cudaMemcpyDeviceToHost
+
+
+_ELSEWHERE = (
+    "this array lies in the memory of Flyt's backend, and CUDA itself runs in this process too, "
+    "which can't reach it: use copy_to_host(), or what works through Flyt (flyt.numba)"
+)
 
 
 def to_device(array: Any, stream: SupportsInt | None = None) -> DeviceArray:
@@ -174,7 +185,10 @@ class DeviceArray(Owned):
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Version 3; names the array's ``stream``."""
+        """Version 3; names the array's ``stream``. For consumers that work through Flyt: the
+        address means nothing to CUDA itself, and where that runs too, a `FlytWarning` says so."""
+        if has_cuda():
+            warnings.warn(_ELSEWHERE, FlytWarning, stacklevel=2)
         return {
             "version": 3,
             "shape": self.shape,
@@ -185,6 +199,58 @@ class DeviceArray(Owned):
             "strides": None if self.order == "C" else self.strides,
             "stream": self._ordering_stream(),
         }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """kDLCUDA and the device's number in this process's session."""
+        return CUDA, self.device
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """A DLPack capsule, for consumers in this process that work through Flyt.
+
+        Parameters
+        ----------
+        stream : int, optional
+            Of the consumer's: it waits for the array's work. -1: nobody waits; default 1, the
+            legacy stream.
+        dl_device : tuple of int, optional
+            ``(1, 0)`` gives a copy in host memory, as ``numpy.from_dlpack(a, device="cpu")`` asks.
+
+        Raises
+        ------
+        BufferError
+            CUDA itself runs in this process, so that its own users might take the address for one
+            of theirs; a dtype that DLPack has not; another device.
+
+        Notes
+        -----
+        The memory stays until the consumer lets go, unless the array is closed.
+        """
+        if dl_device is not None and tuple(map(int, dl_device)) == (CPU, 0):
+            if copy is False:
+                raise BufferError("device memory can't be seen by the host without a copy")
+            return self.copy_to_host().__dlpack__()
+        if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
+            raise BufferError(f"no copy of it on device {dl_device}; only ((1, 0)) makes one")
+        if has_cuda():
+            raise BufferError(_ELSEWHERE)
+        if stream != -1:
+            self._order_before(LEGACY if stream is None else stream)
+        return capsule_of(self, self.ptr, self.device, self.shape, self.strides, self.dtype)
+
+    def _order_before(self, consumer: int) -> None:
+        """Later work of the consumer's stream waits for the array's."""
+        own = self._ordering_stream()
+        if own is not None and own != consumer:
+            with Event(timing=False) as mark:
+                checked(cudaEventRecord(mark.handle, own))
+                checked(cudaStreamWaitEvent(consumer, mark.handle, 0))
 
     def _ordering_stream(self) -> int | None:
         """The stream to wait for; None once nothing is left to wait for."""

@@ -20,6 +20,7 @@ from flyt.rpc.handshake import Feature
 from flyt.shm import ivshmem, ring
 from flyt.shm.doorbell import Doorbell
 from flyt.shm.locks import FrameLocks
+from flyt.shm.private import PRIVATE, OwnFrames, fetch
 from flyt.shm.region import Region
 from flyt.shm.runtime_dir import runtime_dir
 
@@ -65,7 +66,7 @@ def attach(
         except BaseException:
             memory.close({})
             raise
-    except RegionError as exc:
+    except (RegionError, MemoryError) as exc:  # the latter: no addresses are left (RLIMIT_AS)
         counts.fallback("fallback_inline", f"payloads travel inline, which is slow: {exc}")
     connection.call(lambda number: m.Attach(number, welcome.token, True, 0, 0, (), 0))
     return Attached()
@@ -78,6 +79,8 @@ def _region(
     if not welcome.region:
         raise RegionError("the backend serves without a region")
     chosen = settings.region
+    if welcome.region.startswith(PRIVATE):
+        return _own_region(chosen, endpoint, welcome), None
     if not chosen and endpoint.is_loopback():
         return Region.open(welcome.region), None
     if chosen and not chosen.startswith(ivshmem.SCHEME):
@@ -91,9 +94,24 @@ def _region(
     return ivshmem.open_bar(bar), bar
 
 
-def _locks(region: Region, endpoint: Endpoint, welcome: m.Welcome) -> FrameLocks:
+def _own_region(chosen: str, endpoint: Endpoint, welcome: m.Welcome) -> Region:
+    """The one that the backend has made for this client alone."""
+    if chosen or endpoint.scheme != "ipc":
+        raise RegionError(
+            "this backend gives each client on its host a region of its own: unset FLYT_REGION, "
+            "and use the ipc endpoint"
+        )
+    socket = os.path.basename(welcome.region.removeprefix(PRIVATE))
+    path = os.path.join(os.path.dirname(endpoint.path), socket)
+    fd = fetch(path, welcome.token, welcome.region_size)
+    return Region(fd, welcome.region, welcome.region_size, created=False)
+
+
+def _locks(region: Region, endpoint: Endpoint, welcome: m.Welcome) -> FrameLocks | OwnFrames:
     """The lock file that all processes which map this region share. On the backend's host it is the
     backend's; a guest has one of its own for all its processes."""
+    if welcome.region.startswith(PRIVATE):
+        return OwnFrames()
     mine = os.path.join(runtime_dir(), os.path.basename(welcome.lock_file))
     if region.path.startswith(ivshmem.SCHEME) or not endpoint.is_loopback():
         return FrameLocks(mine)

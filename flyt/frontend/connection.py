@@ -61,10 +61,10 @@ class Connection:
         self._credits = window
         self._sent = self._taken = 0
         self.calls = self.posts = 0
-        self._deferred: DeviceError | None = None
+        self.deferred: DeviceError | None = None
         self._heard = time.monotonic()
         self._pinged = self._nudged = 0.0
-        self._room = WaitingRoom(
+        self.room = WaitingRoom(
             self.lock,
             self.inflight,
             self._wire,
@@ -72,7 +72,7 @@ class Connection:
             look=self._look,
             drain=self._drain,
         )
-        self._wait = self._room.wait
+        self._wait = self.room.wait
         self._closed = False
 
     def use_rings(self, native: Native, control_page: int, doorbell: Doorbell | None) -> None:
@@ -252,7 +252,7 @@ class Connection:
                 break
         if heard:
             self._heard = time.monotonic()
-            self._room.stir()
+            self.room.stir()
         if self._wire.lost is not None and self.lost is None:
             self._lose(DEVICES_UNAVAILABLE, self._wire.lost)
 
@@ -281,8 +281,8 @@ class Connection:
         )
         if pending is None and reply.status == m.Status.PROTOCOL:
             self._lose(DEVICES_UNAVAILABLE, f"the backend ended the session: {reply.text}")
-        elif pending is not None and pending.posted and reply.status and self._deferred is None:
-            self._deferred = DeviceError(reply.status, reply.text or pending.name)
+        elif pending is not None and pending.posted and reply.status and self.deferred is None:
+            self.deferred = DeviceError(reply.status, reply.text or pending.name)
 
     def _all_done(self, reply: m.Done) -> None:
         if reply.count > self._sent:
@@ -296,7 +296,7 @@ class Connection:
         if self.lost is None:
             self.lost = Lost(code, f"{reason} ({self.inflight.describe()})")
             self.inflight.fail_all(code, str(self.lost))
-            self._room.stir()
+            self.room.stir()
 
     def _check(self) -> None:
         if self.lost is not None:
@@ -317,10 +317,10 @@ class Connection:
 
     def raise_deferred(self) -> None:
         """Report the error of an earlier post, once, as CUDA reports asynchronous errors."""
-        if self._deferred is None:
+        if self.deferred is None:
             return
         with self.lock:
-            error, self._deferred = self._deferred, None
+            error, self.deferred = self.deferred, None
         if error is not None:
             raise error
 
@@ -332,11 +332,11 @@ class Connection:
             self._lose(DEVICES_UNAVAILABLE, reason)
             self._closed = True
             self._wire.close()
-            self._room.close()
+            self.room.close()
 
     def is_left(self, seconds: float) -> bool:
         """After `close`: whether no thread looks at the control page any more."""
-        return self._room.is_left(seconds)
+        return self.room.is_left(seconds)
 
     def forget_in_child(self) -> None:
         """After a fork, in the child: let go of the parent's connection without touching it."""
@@ -345,5 +345,5 @@ class Connection:
         self._closed = True
         self.lock = ShieldedLock()  # another thread of the parent may have held it
         self._wire.close_in_child()
-        os.close(self._room.descriptor)
+        os.close(self.room.descriptor)
         self.lost = Lost(3, "this process was forked from one with a Flyt session")

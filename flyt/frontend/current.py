@@ -20,6 +20,7 @@ log = logging.getLogger("flyt")
 
 NO_DEVICE = 100
 INITIALIZATION_ERROR = 3
+NOT_PERMITTED = 800
 
 
 class _ThreadState(threading.local):
@@ -96,13 +97,17 @@ def current() -> Session:
     Raises
     ------
     DeviceError
-        cudaErrorNoDevice without a backend, cudaErrorInitializationError in a forked child.
+        cudaErrorNoDevice without a backend, cudaErrorInitializationError in a forked child,
+        cudaErrorNotPermitted in a host function.
     Lost
         The session ended; `connect` makes a new one.
     """
     global _session, _unavailable  # noqa: PLW0603 - the one place that sets them
     session = _session
     if session is not None:
+        helper = session.host_calls.thread
+        if helper is not None and threading.current_thread() is helper:
+            raise DeviceError(NOT_PERMITTED, "a host function may not call CUDA")
         session.collect()
         return session
     with _lock:

@@ -14,6 +14,7 @@ import zmq
 from flyt.errors import CommandTimeout, HandshakeError, ProtocolError, SessionLost
 from flyt.rpc import messages as m
 from flyt.rpc.endpoints import Endpoint
+from flyt.rpc.greetings import Answer, Question
 from flyt.rpc.handshake import offer
 from flyt.rpc.keys import ClientKeys
 from flyt.rpc.patience import Deadline
@@ -58,10 +59,10 @@ def greeted(
 def ask(
     context: zmq.Context[zmq.Socket[bytes]],
     endpoint: Endpoint,
-    message: m.Hello | m.AskStatus,
+    message: Question,
     deadline: Deadline,
     keys: ClientKeys | None = None,
-) -> m.Welcome | m.Refused | m.StatusReport:
+) -> Answer:
     """One question and one answer on the daemon's main endpoint."""
     with contextlib.closing(_dialer(context, endpoint, keys)) as dialer:
         return _answer(dialer, message, deadline)
@@ -73,9 +74,7 @@ def _dialer(
     return Dialer(context, endpoint, heartbeat_ms=HEARTBEAT_MS, keys=keys)
 
 
-def _answer(
-    dialer: Dialer, message: m.Hello | m.AskStatus, deadline: Deadline
-) -> m.Welcome | m.Refused | m.StatusReport:
+def _answer(dialer: Dialer, message: Question, deadline: Deadline) -> Answer:
     poll = select.poll()
     for descriptor in dialer.filenos():
         poll.register(descriptor, select.POLLIN)
@@ -83,7 +82,7 @@ def _answer(
     while True:
         dialer.check()
         if (frames := dialer.receive()) is not None:
-            reply: m.Welcome | m.Refused | m.StatusReport = m.WELCOMES.decode(frames[0])
+            reply: Answer = m.WELCOMES.decode(frames[0])
             return reply
         if dialer.lost is not None and dialer.refused:
             raise HandshakeError(dialer.lost)

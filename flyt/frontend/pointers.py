@@ -38,6 +38,10 @@ class Allocation:
         cudaHostAlloc's, or cudaHostRegister's.
     registered : bool
         The caller's own memory, pinned in name only.
+    pool : int
+        The handle of the pool that device memory came from; 0 for cudaMalloc.
+    imported : bool
+        Another process's memory, opened here: it is closed, not freed.
     lent : bool
         A module's global variable: it goes with the module, nobody frees it.
     """
@@ -50,6 +54,8 @@ class Allocation:
     vpn: int = 0
     flags: int = 0
     registered: bool = False
+    pool: int = 0
+    imported: bool = False
     lent: bool = False
 
 
@@ -94,6 +100,7 @@ class PointerMap:
             allocation is None
             or allocation.space != space
             or allocation.registered
+            or allocation.imported
             or allocation.lent
         ):
             raise DeviceError(
@@ -141,7 +148,7 @@ class PointerMap:
         return self._take_out(address)
 
     def take_back(self, address: int) -> Allocation:
-        """Take out what was lent, as its module goes."""
+        """Take out what is not this process's own, or was lent and goes with its module."""
         return self._take_out(address)
 
     def _take_out(self, address: int) -> Allocation:

@@ -20,15 +20,23 @@ from flyt.errors import (
     RegionFull,
     SessionLost,
 )
+from flyt.frontend.api.callbacks import (
+    cudaLaunchHostFunc,
+    cudaStreamAddCallback,
+)
 from flyt.frontend.api.copies import (
     cudaMemcpy,
     cudaMemcpyAsync,
+    cudaMemcpyBatchAsync,
+    cudaMemcpyPeer,
+    cudaMemcpyPeerAsync,
     cudaMemset,
     cudaMemsetAsync,
 )
 from flyt.frontend.api.devices import (
     cudaDeviceCanAccessPeer,
     cudaDeviceGetAttribute,
+    cudaDeviceGetByPCIBusId,
     cudaDeviceGetPCIBusId,
     cudaDeviceReset,
     cudaDeviceSynchronize,
@@ -68,6 +76,40 @@ from flyt.frontend.api.memory import (
     cudaMemGetInfo,
     cudaPointerGetAttributes,
 )
+from flyt.frontend.api.pools import (
+    cudaDeviceGetDefaultMemPool,
+    cudaDeviceGetMemPool,
+    cudaDeviceSetMemPool,
+    cudaFreeAsync,
+    cudaMallocAsync,
+    cudaMallocFromPoolAsync,
+    cudaMemPoolCreate,
+    cudaMemPoolDestroy,
+    cudaMemPoolGetAttribute,
+    cudaMemPoolSetAttribute,
+    cudaMemPoolTrimTo,
+)
+from flyt.frontend.api.rows import (
+    cudaMalloc3D,
+    cudaMallocPitch,
+    cudaMemcpy2D,
+    cudaMemcpy2DAsync,
+    cudaMemcpy3D,
+    cudaMemcpy3DAsync,
+    cudaMemcpy3DPeer,
+    cudaMemcpy3DPeerAsync,
+    cudaMemset2D,
+    cudaMemset2DAsync,
+    cudaMemset3D,
+    cudaMemset3DAsync,
+)
+from flyt.frontend.api.sharing import (
+    cudaIpcCloseMemHandle,
+    cudaIpcGetEventHandle,
+    cudaIpcGetMemHandle,
+    cudaIpcOpenEventHandle,
+    cudaIpcOpenMemHandle,
+)
 from flyt.frontend.api.streams import (
     cudaDeviceGetStreamPriorityRange,
     cudaStreamCreate,
@@ -76,13 +118,12 @@ from flyt.frontend.api.streams import (
     cudaStreamDestroy,
     cudaStreamGetFlags,
     cudaStreamGetPriority,
+    cudaStreamIsCapturing,
     cudaStreamQuery,
     cudaStreamSynchronize,
     cudaStreamWaitEvent,
 )
-from flyt.frontend.api.unsupported import (
-    cudaMallocManaged,
-)
+from flyt.frontend.api.unsupported import unsupported
 from flyt.frontend.arrays import DeviceArray, to_device
 from flyt.frontend.current import connect
 from flyt.frontend.inflight import InflightCommand
@@ -117,9 +158,13 @@ __all__ = [
     "connect",
     "cudaDeviceCanAccessPeer",
     "cudaDeviceGetAttribute",
+    "cudaDeviceGetByPCIBusId",
+    "cudaDeviceGetDefaultMemPool",
+    "cudaDeviceGetMemPool",
     "cudaDeviceGetPCIBusId",
     "cudaDeviceGetStreamPriorityRange",
     "cudaDeviceReset",
+    "cudaDeviceSetMemPool",
     "cudaDeviceSynchronize",
     "cudaDriverGetVersion",
     "cudaEventCreate",
@@ -131,6 +176,7 @@ __all__ = [
     "cudaEventRecordWithFlags",
     "cudaEventSynchronize",
     "cudaFree",
+    "cudaFreeAsync",
     "cudaFreeHost",
     "cudaGetDevice",
     "cudaGetDeviceCount",
@@ -143,24 +189,53 @@ __all__ = [
     "cudaHostGetFlags",
     "cudaHostRegister",
     "cudaHostUnregister",
+    "cudaIpcCloseMemHandle",
+    "cudaIpcGetEventHandle",
+    "cudaIpcGetMemHandle",
+    "cudaIpcOpenEventHandle",
+    "cudaIpcOpenMemHandle",
+    "cudaLaunchHostFunc",
     "cudaMalloc",
+    "cudaMalloc3D",
+    "cudaMallocAsync",
+    "cudaMallocFromPoolAsync",
     "cudaMallocHost",
-    "cudaMallocManaged",
+    "cudaMallocPitch",
     "cudaMemGetInfo",
+    "cudaMemPoolCreate",
+    "cudaMemPoolDestroy",
+    "cudaMemPoolGetAttribute",
+    "cudaMemPoolSetAttribute",
+    "cudaMemPoolTrimTo",
     "cudaMemcpy",
+    "cudaMemcpy2D",
+    "cudaMemcpy2DAsync",
+    "cudaMemcpy3D",
+    "cudaMemcpy3DAsync",
+    "cudaMemcpy3DPeer",
+    "cudaMemcpy3DPeerAsync",
     "cudaMemcpyAsync",
+    "cudaMemcpyBatchAsync",
+    "cudaMemcpyPeer",
+    "cudaMemcpyPeerAsync",
     "cudaMemset",
+    "cudaMemset2D",
+    "cudaMemset2DAsync",
+    "cudaMemset3D",
+    "cudaMemset3DAsync",
     "cudaMemsetAsync",
     "cudaPeekAtLastError",
     "cudaPointerGetAttributes",
     "cudaRuntimeGetVersion",
     "cudaSetDevice",
+    "cudaStreamAddCallback",
     "cudaStreamCreate",
     "cudaStreamCreateWithFlags",
     "cudaStreamCreateWithPriority",
     "cudaStreamDestroy",
     "cudaStreamGetFlags",
     "cudaStreamGetPriority",
+    "cudaStreamIsCapturing",
     "cudaStreamQuery",
     "cudaStreamSynchronize",
     "cudaStreamWaitEvent",
@@ -172,16 +247,22 @@ __all__ = [
 ]
 
 
-def cuda_type(name: str) -> Any:
-    """CUDA's own enums, structs and constants, under their own names; never its functions.
+PASSED_ON = frozenset({"make_cudaExtent", "make_cudaPitchedPtr", "make_cudaPos", "sizeof"})
+"""Functions of ``cuda.bindings.runtime`` that need neither a driver nor a device."""
+
+
+def cuda_name(name: str) -> Any:
+    """CUDA's own enums, structs and constants, under their own names; its functions that Flyt does
+    not offer, which say so.
 
     Raises
     ------
     AttributeError
     """
-    found = getattr(_cudart, name, None) if name.startswith("cuda") else None
-    if found is None:
-        raise AttributeError(f"module 'flyt' has no attribute {name!r}")
-    if isinstance(found, (type, int)):
+    refused = unsupported(name)
+    if refused is not None:
+        return refused
+    found = getattr(_cudart, name, None)
+    if name in PASSED_ON or (name.startswith("cuda") and isinstance(found, (type, int))):
         return found
-    raise AttributeError(f"flyt does not offer {name} yet; see the table in its README")
+    raise AttributeError(f"module 'flyt' has no attribute {name!r}")

@@ -8,6 +8,7 @@ at all, since the answers to what was put on a stream tell how far it is.
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Callable, Iterable
 
 from flyt.errors import DeviceError, ProtocolError
@@ -18,6 +19,9 @@ from flyt.rpc import messages as m
 
 INVALID_HANDLE = 400
 NOT_READY = 600
+
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.0002, 0.005
+"""Seconds between two questions whether a shared event is reached."""
 
 
 class NotReady(DeviceError):
@@ -88,7 +92,7 @@ class Scheduler:
 
     def wait_event(self, stream: Stream, event: Event) -> None:
         """Work put on the stream from now on waits for the event's last record."""
-        if not event.reached:
+        if event.shared or not event.reached:
             self._post(lambda number: m.StreamWait(number, stream.number, event.number), stream)
 
     # --- events ---
@@ -120,16 +124,29 @@ class Scheduler:
             stream=stream,
             event=event,
         )
+        if event.shared:  # who hears of it from this process now must find it recorded
+            self._connection.call(m.Ping)
 
     def query_event(self, event: Event) -> None:
         """NotReady until the event's last record is reached."""
         self._connection.refresh()
-        if not event.reached:
+        if not (self._asked(event) if event.shared else event.reached):
             raise NotReady
         self._connection.raise_deferred()
 
     def synchronize_event(self, event: Event) -> None:
+        pause = SHORTEST_PAUSE
+        while event.shared and not self._asked(event):
+            time.sleep(pause)  # no answer tells of another process's record
+            pause = min(2 * pause, LONGEST_PAUSE)
         self._wait([event.record])
+
+    def _asked(self, event: Event) -> bool:
+        """Whether an event is reached that another process may have recorded."""
+        answer = self._connection.call(lambda number: m.EventQuery(number, event.number))
+        if len(answer.values) != 1:
+            raise ProtocolError("the backend's answer to EVENT_QUERY is not one number")
+        return bool(answer.values[0])
 
     def elapsed(self, start: Event, end: Event) -> float:
         """Milliseconds between the last records of two events."""

@@ -16,16 +16,20 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from flyt.errors import CommandTimeout, DeviceError, ProtocolError, SessionLost
+from flyt.frontend.allocating import allocate
 from flyt.frontend.attaching import attach
 from flyt.frontend.connection import Connection
 from flyt.frontend.greeting import greeted
+from flyt.frontend.host_calls import HostCalls
 from flyt.frontend.inflight import InflightCommand
 from flyt.frontend.kernels import Kernels
 from flyt.frontend.launcher import Launched, launch
 from flyt.frontend.pointers import Allocation, Place, PointerMap, Space
-from flyt.frontend.reservations import GRANULE, Reservations
+from flyt.frontend.pools import Pools
+from flyt.frontend.reservations import Reservations
 from flyt.frontend.scheduling import Scheduler
 from flyt.frontend.settings import Settings
+from flyt.frontend.sharing import Sharing
 from flyt.frontend.staging import StagingSlots
 from flyt.frontend.staging_ring import StagingRing
 from flyt.frontend.statistics import Statistics
@@ -45,9 +49,6 @@ if TYPE_CHECKING:
 
 MEMORY_ALLOCATION = 2
 INVALID_DEVICE = 101
-
-ADDRESS_TRIES = 8
-"""Device blocks that may collide with host memory of this process before cudaMalloc fails."""
 
 log = logging.getLogger("flyt")
 
@@ -107,6 +108,8 @@ class Session:
                     self.welcome.credits,
                     keys,
                 )
+                self.host_calls = HostCalls(self.connection)
+                self._owned.callback(self.host_calls.close)
                 self._owned.callback(self._close_memory)
                 self._owned.callback(self.connection.close)
                 self.memory, self._slots, self._ring, self._doorbell = attach(
@@ -114,6 +117,7 @@ class Session:
                 )
             undo.pop_all()
         self.scheduler = Scheduler(self.connection)
+        self.pools, self.sharing = Pools(self), Sharing(self)
         self.kernels = Kernels(self)
         self.transfers = Transfers(
             self.connection,
@@ -186,26 +190,20 @@ class Session:
         with self.connection.lock.reading:
             return [self.pointers.place(address, size) for address in addresses]
 
+    def two_places(self, to: int, to_size: int, origin: int, size: int) -> tuple[Place, Place]:
+        """Where the two sides of a copy lie."""
+        with self.connection.lock.reading:
+            return self.pointers.place(to, to_size), self.pointers.place(origin, size)
+
     # --- device memory ---
 
     def allocate(self, size: int, device: int) -> int:
         """cudaMalloc of ``size`` > 0 bytes."""
-        taken = 0
-        for _ in range(ADDRESS_TRIES):
-            # After a collision a whole granule: a smaller block would come from the same one.
-            wanted = max(size, GRANULE) if taken else size
-            answer = self.connection.call(_malloc(device, wanted, taken))
-            if len(answer.values) != 1:
-                raise ProtocolError("the backend's answer to MALLOC holds no address")
-            address = answer.values[0]
-            with self.connection.lock:
-                if self.reservations.take(address, size):
-                    self.pointers.add(Allocation(Space.DEVICE, address, size, device))
-                    return address
-            taken = address
-        raise DeviceError(
-            MEMORY_ALLOCATION,
-            f"{ADDRESS_TRIES} device addresses were all in use in this process, last {taken:#x}",
+        return allocate(
+            self,
+            size,
+            device,
+            lambda wanted, taken: lambda number: m.Malloc(number, device, wanted, taken),
         )
 
     def free(self, address: int) -> None:
@@ -341,7 +339,3 @@ class Session:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _malloc(device: int, size: int, taken: int) -> Any:
-    return lambda number: m.Malloc(number, device, size, taken)

@@ -22,6 +22,7 @@ LEGACY, LEGACY_EXPLICIT, PER_THREAD = 0, 1, 2
 
 NON_BLOCKING = 1
 DISABLE_TIMING = 2
+INTERPROCESS = 4
 
 _STEP = 16
 """Handles look like addresses and differ in more than the last bits."""
@@ -45,12 +46,15 @@ class Stream:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Event:
-    """One event; ``record`` is the last record of it."""
+    """One event; ``record`` is this process's last record of it. Another process may record one
+    that is ``shared``; ``exported`` is its handle if it is ours."""
 
     number: int
     device: int
     flags: int
     record: Pending | None = None
+    shared: bool = False
+    exported: bytes = b""
 
     @property
     def reached(self) -> bool:

@@ -8,19 +8,36 @@ may be changed and host memory that it wrote is complete.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
+from flyt.frontend import rows
 from flyt.frontend.connection import Connection
 from flyt.frontend.inflight import Command
 from flyt.frontend.pointers import Place, Space
+from flyt.frontend.rows import Row, Rows
 from flyt.frontend.scheduling import Scheduler
 from flyt.frontend.statistics import Statistics
 from flyt.frontend.streams import Stream
 from flyt.frontend.users import Users
-from flyt.frontend.ways import Way, copy_in, copy_out
+from flyt.frontend.ways import Way, copy_in, copy_out, copy_rows
 from flyt.rpc import messages as m
 from flyt.shm import memory
 from flyt.shm.copy import CopyEngine
+
+
+class _Copy(NamedTuple):
+    """``height`` rows of ``width`` bytes between two places, at a pitch on either side."""
+
+    destination: Place
+    to_pitch: int
+    source: Place
+    pitch: int
+    width: int
+    height: int
+
+    @property
+    def size(self) -> int:
+        return self.width * self.height
 
 
 class Transfers:
@@ -56,63 +73,106 @@ class Transfers:
         Pinned and device memory: posted. Pageable memory to the device: the source may be changed
         on return. To pageable memory, and from host to host: complete on return.
         """
+        self.copy_rows(destination, size, source, size, size, 1, stream)
+
+    def copy_rows(
+        self,
+        destination: Place,
+        destination_pitch: int,
+        source: Place,
+        source_pitch: int,
+        width: int,
+        height: int,
+        stream: Stream,
+    ) -> None:
+        """cudaMemcpy2DAsync, as `copy`."""
+        if destination_pitch == source_pitch == width:  # one row, if not by name
+            destination_pitch = source_pitch = width = width * height
+            height = 1
         move = self._STRATEGIES[destination.space, source.space]
         with self._users:
-            move(self, destination, source, size, stream)
+            copy = _Copy(destination, destination_pitch, source, source_pitch, width, height)
+            move(self, copy, stream)
 
     def fill(self, place: Place, value: int, size: int, stream: Stream) -> None:
         """cudaMemsetAsync: posted on the device; complete on return in host memory."""
+        self.fill_rows(place, size, value, size, 1, stream)
+
+    def fill_rows(
+        self, place: Place, pitch: int, value: int, width: int, height: int, stream: Stream
+    ) -> None:
+        """cudaMemset2DAsync, as `fill`."""
+        if pitch == width:
+            pitch = width = width * height
+            height = 1
+        address = place.address
         if place.space == Space.DEVICE:
             self._connection.submit(
-                lambda number: m.Memset(number, place.address, value, size, stream.number),
-                size=size,
+                (lambda number: m.Memset(number, address, value, width, stream.number))
+                if height == 1
+                else lambda number: m.FillRows(
+                    number, address, pitch, value, width, height, stream.number
+                ),
+                size=width * height,
                 posted=True,
                 stream=stream,
             )
             return
         self._scheduler.synchronize(stream)
         with self._users:
-            memory.fill(place.address, value, size)
+            if height == 1:
+                memory.fill(address, value, width)
+            else:
+                rows.fill(Row(address, pitch), value, width, height)
 
-    def _to_device(self, destination: Place, source: Place, size: int, stream: Stream) -> None:
-        if source.index < 0:
-            self._way.to_device(destination.address, source.address, size, stream)
+    def _to_device(self, copy: _Copy, stream: Stream) -> None:
+        to, origin = copy.destination, copy.source
+        if origin.index < 0:
+            host, device = (origin.address, copy.pitch), (to.address, copy.to_pitch)
+            self._way.to_device(Rows(*host, *device, copy.width, copy.height), stream)
             return
-        make = copy_in(destination.address, source.index, size, self._pid, stream)
-        self._post(make, size, source.index, stream)
-        self._statistics.add("pinned_h2d_bytes", size)
+        self._post(copy, m.Way.IN, to.address, origin.index, stream)
+        self._statistics.add("pinned_h2d_bytes", copy.size)
 
-    def _to_host(self, destination: Place, source: Place, size: int, stream: Stream) -> None:
-        if destination.index < 0:
-            self._way.to_host(destination.address, source.address, size, stream)
+    def _to_host(self, copy: _Copy, stream: Stream) -> None:
+        to, origin = copy.destination, copy.source
+        if to.index < 0:
+            host, device = (to.address, copy.to_pitch), (origin.address, copy.pitch)
+            self._way.to_host(Rows(*host, *device, copy.width, copy.height), stream)
             return
-        make = copy_out(source.address, destination.index, size, self._pid, stream)
-        self._post(make, size, destination.index, stream)
-        self._statistics.add("pinned_d2h_bytes", size)
+        self._post(copy, m.Way.OUT, to.index, origin.address, stream)
+        self._statistics.add("pinned_d2h_bytes", copy.size)
 
-    def _on_device(self, destination: Place, source: Place, size: int, stream: Stream) -> None:
-        self._connection.submit(
-            lambda number: m.CopyOn(
-                number, destination.address, source.address, size, stream.number
-            ),
-            size=size,
-            posted=True,
-            stream=stream,
-        )
-        self._statistics.add("device_to_device_bytes", size)
+    def _on_device(self, copy: _Copy, stream: Stream) -> None:
+        self._post(copy, m.Way.ON, copy.destination.address, copy.source.address, stream)
+        self._statistics.add("device_to_device_bytes", copy.size)
 
-    def _on_host(self, destination: Place, source: Place, size: int, stream: Stream) -> None:
+    def _on_host(self, copy: _Copy, stream: Stream) -> None:
         # The bytes may be the source or target of what is on the stream (recorded: CUDA waits).
         self._scheduler.synchronize(stream)
-        self._engine.copy(destination.address, source.address, size)
-        self._statistics.add("host_to_host_bytes", size)
+        to, origin = copy.destination.address, copy.source.address
+        if copy.height == 1:
+            self._engine.copy(to, origin, copy.width)
+        else:
+            rows.move(Row(to, copy.to_pitch), Row(origin, copy.pitch), copy.width, copy.height)
+        self._statistics.add("host_to_host_bytes", copy.size)
 
-    def _post(self, make: Callable[[int], Command], size: int, index: int, stream: Stream) -> None:
-        self._connection.submit(make, size=size, pages=(index, size), posted=True, stream=stream)
+    def _post(self, copy: _Copy, way: m.Way, to: int, origin: int, stream: Stream) -> None:
+        """Post a copy whose places the backend reaches; ``to`` or ``origin`` may be an index."""
+        width, height = copy.width, copy.height
+        if height == 1:
+            make = _one_row(way, to, origin, width, self._pid, stream)
+        else:
+            ends = Row(to, copy.to_pitch), Row(origin, copy.pitch)
+            make = copy_rows(way, *ends, width, height, self._pid, stream)
+        pages = (0, 0)
+        if way == m.Way.IN:
+            pages = (origin, copy.pitch * (height - 1) + width)
+        elif way == m.Way.OUT:
+            pages = (to, copy.to_pitch * (height - 1) + width)
+        self._connection.submit(make, size=copy.size, pages=pages, posted=True, stream=stream)
 
-    _STRATEGIES: ClassVar[
-        dict[tuple[Space, Space], Callable[[Transfers, Place, Place, int, Stream], None]]
-    ] = {
+    _STRATEGIES: ClassVar[dict[tuple[Space, Space], Callable[[Transfers, _Copy, Stream], None]]] = {
         (Space.DEVICE, Space.PAGEABLE): _to_device,
         (Space.DEVICE, Space.PINNED): _to_device,
         (Space.PAGEABLE, Space.DEVICE): _to_host,
@@ -123,3 +183,13 @@ class Transfers:
         (Space.PINNED, Space.PAGEABLE): _on_host,
         (Space.PINNED, Space.PINNED): _on_host,
     }
+
+
+def _one_row(
+    way: m.Way, to: int, origin: int, size: int, pid: int, stream: Stream
+) -> Callable[[int], Command]:
+    if way == m.Way.IN:
+        return copy_in(to, origin, size, pid, stream)
+    if way == m.Way.OUT:
+        return copy_out(origin, to, size, pid, stream)
+    return lambda number: m.CopyOn(number, to, origin, size, stream.number)

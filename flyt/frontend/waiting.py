@@ -86,8 +86,8 @@ class WaitingRoom:
                 if not leads and self._look(ready):
                     self._hand_over()  # an heir may find its own answer before it leads
                     return True
-                if not leads and pending is not None and pending.event is None:
-                    pending.event = threading.Event()
+                if not leads and pending is not None:
+                    pending.event = pending.event or threading.Event()
                     self._has_followers = True
             if leads:
                 self._listen()

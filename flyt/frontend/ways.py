@@ -11,39 +11,46 @@ import collections
 from collections.abc import Callable
 from typing import Protocol
 
+import numpy as np
+
 from flyt.errors import DeviceError
 from flyt.frontend.connection import Connection
-from flyt.frontend.inflight import Pending
+from flyt.frontend.inflight import Make, Pending
+from flyt.frontend.rows import Row, Rows, move
 from flyt.frontend.staging import Slot, StagingSlots
 from flyt.frontend.staging_ring import StagingRing
 from flyt.frontend.statistics import Statistics
 from flyt.frontend.streams import Stream
 from flyt.rpc import messages as m
 from flyt.shm import memory
-from flyt.shm.copy import CopyEngine
+from flyt.shm.copy import CopyEngine, Job
 
 INLINE_DEPTH = 4
 """Inline payloads in flight: enough to hide a round trip, few enough to leave room for others."""
+
+FILLING = 2
+"""Slots that are filled at once: while the first one's last pieces are under way the engine's
+threads are at the next one."""
 
 
 class Way(Protocol):
     """Moves pageable bytes to and from the device."""
 
-    def to_device(self, destination: int, source: int, size: int, stream: Stream) -> None: ...
+    def to_device(self, rows: Rows, stream: Stream) -> None: ...
 
-    def to_host(self, destination: int, source: int, size: int, stream: Stream) -> None: ...
+    def to_host(self, rows: Rows, stream: Stream) -> None: ...
 
 
 class _Flight:
-    """One slot's way to the host: what it holds and what was sent tell, after an interrupt, how far
-    it came."""
+    """One slot's way: what it holds, what was queued and what was sent tell, after an interrupt,
+    how far it came."""
 
-    __slots__ = ("held", "length", "offset", "sent")
+    __slots__ = ("held", "jobs", "part", "sent")
 
-    def __init__(self, offset: int, length: int) -> None:
-        self.offset = offset
-        self.length = length
+    def __init__(self, part: Rows) -> None:
+        self.part = part
         self.held: list[Slot] = []
+        self.jobs: list[Job] = []
         self.sent: list[Pending] = []
 
 
@@ -66,44 +73,71 @@ class StagedWay:
         self._pid = pid
         self._statistics = statistics
 
-    def to_device(self, destination: int, source: int, size: int, stream: Stream) -> None:
+    def to_device(self, rows: Rows, stream: Stream) -> None:
         """Posted slot by slot; the source may be changed as soon as this returns."""
-        if size <= self._ring.largest:
-            self._small_to_device(destination, source, size, stream)
+        if rows.size <= self._ring.largest:
+            self._small_to_device(rows, stream)
             return
-        slots, pid = self._slots, self._pid
-        for offset in range(0, size, slots.size):
-            length = min(slots.size, size - offset)
-            held, sent = list[Slot](), list[Pending]()
-            try:
-                slot = slots.take(self._connection, held)
-                self._engine.copy(slot.address, source + offset, length)
-                pending = self._connection.submit(
-                    copy_in(destination + offset, slot.at, length, pid, stream),
-                    size=length,
-                    pages=(slot.at, length),
-                    finish=_giver(slots, slot),
-                    posted=True,
-                    stream=stream,
-                    sent=sent,
-                )
-            except BaseException:
-                if not sent:  # else the answer gives it back
-                    slots.give_back(held)
-                raise
-            slots.hold(slot, pending)
-        self._statistics.add("staged_h2d_bytes", size)
+        filling: collections.deque[_Flight] = collections.deque()
+        flight: _Flight | None = None
+        try:
+            for part in rows.parts(self._slots.size):
+                flight = _Flight(part)
+                while filling and not self._slots.try_take(flight.held):
+                    # Whoever fills a slot must not wait for another: all threads may.
+                    self._post(filling[0], stream)
+                    filling.popleft()
+                filling.append(flight)
+                if not flight.held:
+                    self._slots.take(self._connection, flight.held)
+                self._pack(flight)
+                while len(filling) > FILLING:
+                    self._post(filling[0], stream)
+                    filling.popleft()
+            while filling:
+                self._post(filling[0], stream)
+                filling.popleft()
+        except BaseException:
+            for begun in (*filling, *([flight] if flight else [])):
+                self._engine.wait(begun.jobs)
+                if not begun.sent:  # else the answer gives it back
+                    self._slots.give_back(begun.held)
+            raise
+        self._statistics.add("staged_h2d_bytes", rows.size)
 
-    def _small_to_device(self, destination: int, source: int, size: int, stream: Stream) -> None:
+    def _post(self, flight: _Flight, stream: Stream) -> None:
+        """Send what the slot holds, once it holds it."""
+        slot, size = flight.held[0], flight.part.size
+        self._engine.wait(flight.jobs)
+        pending = self._connection.submit(
+            _in(flight.part, slot.at, self._pid, stream),
+            size=size,
+            pages=(slot.at, size),
+            finish=_giver(self._slots, slot),
+            posted=True,
+            stream=stream,
+            sent=flight.sent,
+        )
+        self._slots.hold(slot, pending)
+
+    def _small_to_device(self, rows: Rows, stream: Stream) -> None:
         """Place, bytes and command under one lock: an interrupt finds all of them or none."""
-        connection, ring = self._connection, self._ring
+        connection, ring, size = self._connection, self._ring, rows.size
         while True:
             with connection.lock:
                 slot = ring.place(size) if connection.has_credit() else None
                 if slot is not None:
-                    memory.copy(slot.address, source, size)
+                    if rows.height == 1:
+                        memory.copy(slot.address, rows.host, size)
+                    else:
+                        move(
+                            Row(slot.address, rows.width),
+                            Row(rows.host, rows.host_pitch),
+                            rows.width,
+                            rows.height,
+                        )
                     pending = connection.submit(
-                        copy_in(destination, slot.at, size, self._pid, stream),
+                        _in(rows, slot.at, self._pid, stream),
                         size=size,
                         pages=(slot.at, size),
                         posted=True,
@@ -118,52 +152,79 @@ class StagedWay:
                 connection.wait_for_credit()
         self._statistics.add("staged_h2d_bytes", size)
 
-    def to_host(self, destination: int, source: int, size: int, stream: Stream) -> None:
-        """Requests for as many slots as are free; each is drained as its DMA ends."""
+    def to_host(self, rows: Rows, stream: Stream) -> None:
+        """Requests for as many slots as are free; each is drained as its DMA ends, while the DMA of
+        the next ones goes on."""
         flying: collections.deque[_Flight] = collections.deque()
-        offset = 0
+        draining: collections.deque[_Flight] = collections.deque()
+        parts = rows.parts(self._slots.size)
+        part = next(parts, None)
         try:
-            while offset < size or flying:
-                while offset < size:
+            while part is not None or flying or draining:
+                while part is not None:
                     # Whoever has a request in flight must not wait for a slot: others may too.
-                    flight = _Flight(offset, min(self._slots.size, size - offset))
-                    waits = not flying
+                    flight = _Flight(part)
+                    waits = not (flying or draining)
                     flying.append(flight)  # before it has anything: so an interrupt loses nothing
                     if waits:
                         self._slots.take(self._connection, flight.held)
                     elif not self._slots.try_take(flight.held):
                         flying.pop()
                         break
-                    self._request(flight, source, stream)
-                    offset += flight.length
-                self._drain(flying[0], destination)
-                flying.popleft()
+                    self._request(flight, stream)
+                    part = next(parts, None)
+                if flying and (not draining or self._has_come(flying[0])):
+                    draining.append(flying[0])
+                    flying.popleft()
+                    self._drain(draining[-1])
+                else:
+                    self._engine.wait(draining[0].jobs)
+                    self._slots.give_back(draining[0].held)
+                    draining.popleft()
         except BaseException:
-            for flight in flying:
+            for flight in (*draining, *flying):
                 self._recover(flight)
             raise
-        self._statistics.add("staged_d2h_bytes", size)
+        self._statistics.add("staged_d2h_bytes", rows.size)
 
-    def _request(self, flight: _Flight, source: int, stream: Stream) -> None:
-        at = flight.held[0].at
+    def _has_come(self, flight: _Flight) -> bool:
+        self._connection.refresh()
+        return flight.sent[0].done
+
+    def _request(self, flight: _Flight, stream: Stream) -> None:
+        at, size = flight.held[0].at, flight.part.size
         self._connection.submit(
-            copy_out(source + flight.offset, at, flight.length, self._pid, stream),
-            size=flight.length,
-            pages=(at, flight.length),
+            _out(flight.part, at, self._pid, stream),
+            size=size,
+            pages=(at, size),
             stream=stream,
             sent=flight.sent,
         )
 
-    def _drain(self, flight: _Flight, destination: int) -> None:
+    def _drain(self, flight: _Flight) -> None:
         pending = flight.sent[0]
         self._connection.wait(pending)
         self._connection.checked(pending)
-        self._engine.copy(destination + flight.offset, flight.held[0].address, flight.length)
-        self._slots.give_back(flight.held)
+        self._unpack(flight)
+
+    def _pack(self, flight: _Flight) -> None:
+        part, slot = flight.part, flight.held[0].address
+        if part.height == 1:
+            self._engine.post(flight.jobs, slot, part.host, part.width)
+        else:
+            move(Row(slot, part.width), Row(part.host, part.host_pitch), part.width, part.height)
+
+    def _unpack(self, flight: _Flight) -> None:
+        part, slot = flight.part, flight.held[0].address
+        if part.height == 1:
+            self._engine.post(flight.jobs, part.host, slot, part.width)
+        else:
+            move(Row(part.host, part.host_pitch), Row(slot, part.width), part.width, part.height)
 
     def _recover(self, flight: _Flight) -> None:
         """After an interrupt: a request that is on its way writes into its slot until it is
         answered, and that gives the slot back."""
+        self._engine.wait(flight.jobs)
         with self._connection.lock:
             if flight.held and flight.sent and not flight.sent[0].done:
                 pending, slot = flight.sent[0], flight.held[0]
@@ -181,41 +242,39 @@ class InlineWay:
         self._chunk = chunk
         self._statistics = statistics
 
-    def to_device(self, destination: int, source: int, size: int, stream: Stream) -> None:
+    def to_device(self, rows: Rows, stream: Stream) -> None:
         flying: collections.deque[Pending] = collections.deque()
-        for offset in range(0, size, self._chunk):
-            length = min(self._chunk, size - offset)
+        for part in rows.parts(self._chunk):
             if len(flying) == INLINE_DEPTH:
                 self._settle(flying.popleft())
             flying.append(
                 self._connection.submit(
-                    _push(destination + offset, length, stream),
-                    size=length,
-                    stream=stream,
-                    payload=bytes(memory.view(source + offset, length)),
+                    _push(part, stream), size=part.size, stream=stream, payload=_packed(part)
                 )
             )
         while flying:
             self._settle(flying.popleft())
-        self._statistics.add("inline_h2d_bytes", size)
+        self._statistics.add("inline_h2d_bytes", rows.size)
 
-    def to_host(self, destination: int, source: int, size: int, stream: Stream) -> None:
-        flying: collections.deque[tuple[Pending, int, int]] = collections.deque()
-        offset = 0
-        while offset < size or flying:
-            while offset < size and len(flying) < INLINE_DEPTH:
-                length = min(self._chunk, size - offset)
+    def to_host(self, rows: Rows, stream: Stream) -> None:
+        flying: collections.deque[tuple[Pending, Rows]] = collections.deque()
+        parts = rows.parts(self._chunk)
+        part = next(parts, None)
+        while part is not None or flying:
+            while part is not None and len(flying) < INLINE_DEPTH:
                 pending = self._connection.submit(
-                    _pull(source + offset, length, stream), size=length, stream=stream
+                    _pull(part, stream), size=part.size, stream=stream
                 )
-                flying.append((pending, offset, length))
-                offset += length
-            pending, at, length = flying.popleft()
+                flying.append((pending, part))
+                part = next(parts, None)
+            pending, here = flying.popleft()
             self._settle(pending)
-            if pending.payload is None or len(pending.payload) != length:
+            if pending.payload is None or len(pending.payload) != here.size:
                 raise DeviceError(999, "the backend's inline answer has not the size asked for")
-            memory.view(destination + at, length)[:] = pending.payload
-        self._statistics.add("inline_d2h_bytes", size)
+            packed = np.frombuffer(pending.payload, np.uint8)
+            place = Row(here.host, here.host_pitch)
+            move(place, Row(packed.ctypes.data, here.width), here.width, here.height)
+        self._statistics.add("inline_d2h_bytes", rows.size)
 
     def _settle(self, pending: Pending) -> None:
         self._connection.wait(pending)
@@ -236,13 +295,52 @@ def copy_out(
     return lambda number: m.CopyOut(number, address, index, size, pid, stream.number)
 
 
+def copy_rows(
+    way: m.Way, to: Row, origin: Row, width: int, height: int, pid: int, stream: Stream
+) -> Callable[[int], m.CopyRows]:
+    """Rows between the window and the device, or on the device."""
+    return lambda number: m.CopyRows(number, way, *to, *origin, width, height, pid, stream.number)
+
+
+def _in(part: Rows, index: int, pid: int, stream: Stream) -> Make:
+    """From a packed part in the window to its place on the device."""
+    if part.height == 1:
+        return copy_in(part.device, index, part.width, pid, stream)
+    to, origin = Row(part.device, part.device_pitch), Row(index, part.width)
+    return copy_rows(m.Way.IN, to, origin, part.width, part.height, pid, stream)
+
+
+def _out(part: Rows, index: int, pid: int, stream: Stream) -> Make:
+    if part.height == 1:
+        return copy_out(part.device, index, part.width, pid, stream)
+    to, origin = Row(index, part.width), Row(part.device, part.device_pitch)
+    return copy_rows(m.Way.OUT, to, origin, part.width, part.height, pid, stream)
+
+
+def _packed(part: Rows) -> bytes:
+    if part.height == 1:
+        return bytes(memory.view(part.host, part.width))
+    packed = np.empty(part.size, np.uint8)
+    to = Row(packed.ctypes.data, part.width)
+    move(to, Row(part.host, part.host_pitch), part.width, part.height)
+    return packed.tobytes()
+
+
 def _giver(slots: StagingSlots, slot: Slot) -> Callable[[Pending], None]:
     return lambda _: slots.give(slot)
 
 
-def _push(address: int, size: int, stream: Stream) -> Callable[[int], m.Push]:
-    return lambda number: m.Push(number, address, size, stream.number)
+def _push(part: Rows, stream: Stream) -> Make:
+    if part.height == 1:
+        return lambda number: m.Push(number, part.device, part.width, stream.number)
+    return lambda number: m.PushRows(
+        number, part.device, part.device_pitch, part.width, part.height, stream.number
+    )
 
 
-def _pull(address: int, size: int, stream: Stream) -> Callable[[int], m.Pull]:
-    return lambda number: m.Pull(number, address, size, stream.number)
+def _pull(part: Rows, stream: Stream) -> Make:
+    if part.height == 1:
+        return lambda number: m.Pull(number, part.device, part.width, stream.number)
+    return lambda number: m.PullRows(
+        number, part.device, part.device_pitch, part.width, part.height, stream.number
+    )

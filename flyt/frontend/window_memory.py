@@ -23,6 +23,7 @@ from flyt.shm.frames import FrameTaker
 from flyt.shm.layout import Geometry
 from flyt.shm.locks import FrameLocks
 from flyt.shm.native import Native
+from flyt.shm.private import OwnFrames
 from flyt.shm.region import Region
 from flyt.shm.runs import Run
 from flyt.shm.table import FrameTable
@@ -50,7 +51,7 @@ class WindowMemory:
         As this process finds it; closed with this object.
     welcome : Welcome
         Names the session, the epoch and the lock file.
-    locks : FrameLocks
+    locks : FrameLocks or OwnFrames
         Closed with this object.
 
     Raises
@@ -59,7 +60,7 @@ class WindowMemory:
         The region is unsound, or not the one with the backend's epoch.
     """
 
-    def __init__(self, region: Region, welcome: m.Welcome, locks: FrameLocks) -> None:
+    def __init__(self, region: Region, welcome: m.Welcome, locks: FrameLocks | OwnFrames) -> None:
         self._locks = locks
         self._region = region
         with contextlib.ExitStack() as undo:

@@ -59,7 +59,7 @@ class TorchAdapter(Adapter):
             raise SharingError(f"this PyTorch has no {layout.dtype}")
         dtype, size = DTYPES[layout.dtype], ITEMSIZES[layout.dtype]
         if owner is None:
-            where = "cuda" if get_driver().kind == "cuda" else "cpu"
+            where = "cuda" if _on_gpu() else "cpu"
             tensor = torch.empty(layout.shape, dtype=dtype, device=where)
         else:
             if layout.offset % size or any(step % size or step < 0 for step in layout.strides):
@@ -106,12 +106,17 @@ class TorchAdapter(Adapter):
         return view
 
     def stream(self, device: int) -> int:
-        if not torch.cuda.is_available():
+        if not _on_gpu():
             return 0
         return int(torch.cuda.current_stream(device).cuda_stream)
 
     def device(self) -> int | None:
-        return torch.cuda.current_device() if torch.cuda.is_available() else None
+        return torch.cuda.current_device() if _on_gpu() else None
+
+
+def _on_gpu() -> bool:
+    """Whether to ask PyTorch's CUDA, which starts up for it: not for emulated memory."""
+    return get_driver().kind == "cuda"
 
 
 def _why_not(tensor: torch.Tensor) -> str:

@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable
 
 import zmq
-from zmq.auth.thread import ThreadAuthenticator
 
 from flyt.rpc.keys import ClientKeys, KeyPair
 
@@ -100,6 +99,9 @@ class Gate:
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], admits: Callable[[bytes], bool]
     ) -> None:
+        # Here, since it imports asyncio: a tenth of the start of a client, which needs no gate.
+        from zmq.auth.thread import ThreadAuthenticator
+
         self._authenticator = ThreadAuthenticator(context)
         self._authenticator.configure_curve_callback(DOMAIN, _Admits(admits))
         self._authenticator.start()

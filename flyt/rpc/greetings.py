@@ -64,8 +64,33 @@ class StatusReport:
     report: Document
 
 
-HELLO_CODES = {1: Hello, 2: AskStatus}
-WELCOME_CODES = {1: Welcome, 2: Refused, 3: StatusReport}
+@dataclass(frozen=True, slots=True)
+class Suspend:
+    """Take this session off the GPU. From the daemon's own user over ipc, as `Resume`; answered by
+    `Obeyed` once that is done."""
+
+    session: U64
+    patience: U32
+    """Seconds that a call of its client waits before it fails with cudaErrorSystemNotReady."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Bring this session back to the GPU."""
+
+    session: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Obeyed:
+    """What was asked for is done."""
+
+
+Question = Hello | AskStatus | Suspend | Resume
+Answer = Welcome | Refused | StatusReport | Obeyed
+
+HELLO_CODES = {1: Hello, 2: AskStatus, 3: Suspend, 4: Resume}
+WELCOME_CODES = {1: Welcome, 2: Refused, 3: StatusReport, 4: Obeyed}
 
 HELLOS = Vocabulary("the client", HELLO_CODES)
 WELCOMES = Vocabulary("the backend", WELCOME_CODES)

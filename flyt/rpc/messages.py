@@ -37,6 +37,27 @@ from flyt.rpc.kernel_commands import (
     Occupancy as Occupancy,
     Reach as Reach,
 )
+from flyt.rpc.linear_commands import (
+    LINEAR_CODES as LINEAR_CODES,
+    CloseMemory as CloseMemory,
+    CopyRows as CopyRows,
+    EventQuery as EventQuery,
+    FillRows as FillRows,
+    FreeAsync as FreeAsync,
+    MallocAsync as MallocAsync,
+    OpenEvent as OpenEvent,
+    OpenMemory as OpenMemory,
+    PoolCreate as PoolCreate,
+    PoolDestroy as PoolDestroy,
+    PoolGet as PoolGet,
+    PoolSet as PoolSet,
+    PoolTrim as PoolTrim,
+    PullRows as PullRows,
+    PushRows as PushRows,
+    ShareEvent as ShareEvent,
+    ShareMemory as ShareMemory,
+    Way as Way,
+)
 from flyt.rpc.memory_commands import (
     CopyIn as CopyIn,
     CopyOn as CopyOn,
@@ -50,10 +71,14 @@ from flyt.rpc.memory_commands import (
 )
 from flyt.rpc.stream_commands import (
     FIRST_STREAM as FIRST_STREAM,
+    HOST_CALL_CODES as HOST_CALL_CODES,
     Elapsed as Elapsed,
     EventCreate as EventCreate,
     EventDestroy as EventDestroy,
     EventRecord as EventRecord,
+    HostCall as HostCall,
+    HostReturn as HostReturn,
+    Passed as Passed,
     StreamCreate as StreamCreate,
     StreamDestroy as StreamDestroy,
     StreamWait as StreamWait,
@@ -155,6 +180,8 @@ COMMAND_CODES = {
     19: EventDestroy,
     20: EventRecord,
     21: Elapsed,
+    **LINEAR_CODES,
+    **HOST_CALL_CODES,
     **KERNEL_CODES,
 }
 

@@ -71,3 +71,30 @@ class Elapsed:
     id: U64
     start: U64
     end: U64
+
+
+@dataclass(slots=True)
+class HostCall:
+    """Answered when the stream has reached it; the stream waits there for `HostReturn`."""
+
+    id: U64
+    stream: U64
+
+
+@dataclass(slots=True)
+class HostReturn:
+    """The function of `HostCall` number ``call`` has returned: its stream goes on."""
+
+    id: U64
+    call: U64
+
+
+@dataclass(slots=True)
+class Passed:
+    """Does nothing; answered when the stream has reached it."""
+
+    id: U64
+    stream: U64
+
+
+HOST_CALL_CODES = {81: HostCall, 82: HostReturn, 83: Passed}

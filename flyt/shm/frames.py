@@ -19,6 +19,7 @@ from flyt.errors import RegionError, RegionFull
 from flyt.shm import runs
 from flyt.shm.layout import FrameState
 from flyt.shm.locks import FrameLocks
+from flyt.shm.private import OwnFrames
 from flyt.shm.runs import Run
 from flyt.shm.table import FrameTable
 
@@ -39,13 +40,15 @@ class FrameTaker:
     Parameters
     ----------
     table : FrameTable
-    locks : FrameLocks
+    locks : FrameLocks or OwnFrames
         Hold what was taken until `give_up` or `drop`, or until this process dies.
     session, pid : int
         Written into the table as the owner.
     """
 
-    def __init__(self, table: FrameTable, locks: FrameLocks, session: int, pid: int) -> None:
+    def __init__(
+        self, table: FrameTable, locks: FrameLocks | OwnFrames, session: int, pid: int
+    ) -> None:
         self._table = table
         self._locks = locks
         self._session = session
@@ -107,7 +110,11 @@ class FrameTaker:
             self._locks.unlock(first, count)
 
     def drop(self, table: Iterable[Run]) -> None:
-        """Unlock frames that were granted, once they are unmapped. The backend sets them FREE."""
+        """Unlock frames that were granted, once they are unmapped. The backend sets them FREE, but
+        for those of a region that is this process's own: nobody but it sees their bytes."""
+        if self._locks.private:
+            self.give_up(table)
+            return
         for first, count in table:
             self._locks.unlock(first, count)
 

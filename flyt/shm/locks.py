@@ -50,6 +50,9 @@ class FrameLocks:
         It can't be opened, or is another region's: locks in it would protect nothing.
     """
 
+    private = False
+    """Others take frames of this region as well; see `flyt.shm.private.OwnFrames`."""
+
     def __init__(self, path: str | os.PathLike[str], epoch: int | None = None) -> None:
         self.path = Path(path)
         self._mutex = threading.Lock()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,13 @@ from flyt.split import prototypes
 from flyt.split.build import NATIVE, lower_half, stub_libraries
 
 MPI_COMPILERS = {"openmpi": "mpicc.openmpi", "mpich": "mpicc.mpich"}
-"""As Debian's packages name them."""
+"""As Debian's packages name them; where one is missing, a plain ``mpicc`` of that MPI does too."""
+
+MPI_MACROS = {"openmpi": "OPEN_MPI", "mpich": "MPICH_VERSION"}
+"""What each MPI's mpi.h defines."""
+
+PROBE_LIMIT = 30.0
+"""Seconds for a compiler to list what mpi.h defines; it takes a fraction of one."""
 
 LAUNCHERS = {"openmpi": "OMPI_COMM_WORLD_RANK", "mpich": "PMI_RANK"}
 """Variables that each MPI's mpirun sets; ranks over the other MPI would not find each other."""
@@ -28,7 +35,8 @@ class Half:
     Attributes
     ----------
     own_hints
-        It may map outside of its window where it asks for an address: the CUDA driver insists.
+        It may map outside of all windows where it asks for an address there, or for more than its
+        window holds: the CUDA driver insists.
     stubs
         Folders of its stub libraries.
     """
@@ -57,22 +65,39 @@ def _launched_by_another(kind: str) -> bool:
     return bool(launchers) and kind not in launchers
 
 
+def mpi_compiler(kind: str) -> str | None:
+    """The compiler of an MPI, or None where it isn't installed."""
+    if shutil.which(MPI_COMPILERS[kind]):
+        return MPI_COMPILERS[kind]
+    if not shutil.which("mpicc"):
+        return None
+    try:
+        done = subprocess.run(
+            ["mpicc", "-E", "-dM", "-include", "mpi.h", "-x", "c", os.devnull],
+            capture_output=True, text=True, check=False, timeout=PROBE_LIMIT,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise ConfigurationError(f"mpicc can't be run: {exc}") from exc
+    return "mpicc" if f"#define {MPI_MACROS[kind]} " in done.stdout else None
+
+
 def _mpi(kind: str) -> Half:
     kinds = [kind] if kind else sorted(MPI_COMPILERS, key=_launched_by_another)
     if kind and kind not in MPI_COMPILERS:
         raise ConfigurationError(f"no MPI is called {kind!r}: openmpi or mpich")
     for one in kinds:
-        if shutil.which(MPI_COMPILERS[one]):
+        compiler = mpi_compiler(one)
+        if compiler:
             program = lower_half(
                 prototypes.read(TABLES["mpi"]),
                 [NATIVE / "lower" / "mpi_lh.c"],
                 name=f"mpi_lh.{one}",
-                command=[MPI_COMPILERS[one]],
+                command=[compiler],
             )
             return Half("mpi", program, stubs=_folders("mpi"))
     raise ConfigurationError(
-        f"the lower half mpi needs {' or '.join(MPI_COMPILERS[one] for one in kinds)} once "
-        "(Debian: libopenmpi-dev or libmpich-dev)"
+        f"the lower half mpi needs {' or '.join(MPI_COMPILERS[one] for one in kinds)} once, or "
+        "an mpicc of such an MPI (Debian: libopenmpi-dev or libmpich-dev)"
     )
 
 

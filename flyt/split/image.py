@@ -12,7 +12,7 @@ from flyt.errors import ConfigurationError
 from flyt.split.layout import Window
 
 MAGIC = b"FLYTSPLT"
-VERSION = 1
+VERSION = 2
 PAGE = 4096
 HALVES = 8
 """As in abi.h: SPLIT_HALVES."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -46,13 +47,23 @@ WORKLOADS = (
     (256 << 20, 8),
     (512 << 20, 16),
     (512 << 20, 64),
+    (512 << 20, 256),
+    (512 << 20, 1024),
 )
-"""Bytes of one copy on the device, and how many keep a stream busy: from 0.1 to 20 ms on a fast
+"""Bytes of one copy on the device, and how many keep a stream busy: from 0.1 to 300 ms on a fast
 GPU, some 200 times longer where memory is emulated. The next is tried when one was too short. Large
 copies rather than many: each has to take longer than it takes to issue one through a remote API."""
 
+LONG_ENOUGH = 4.0
+"""Seconds: work that took so long, on however busy a machine, and was always done was waited for;
+no longer work is tried."""
+
 HOST_PAGE = 65_536
 """Bytes; no base page of Linux is larger, so registrations of such pages share none."""
+
+WORD = 8
+MIX = 0x9E37_79B9_7F4A_7C15
+"""An odd number of which half the bits are set (2**64 over the golden ratio)."""
 
 THREAD_LIMIT = 60.0
 """Seconds that a call in another thread may take; none of the facts waits in one for long."""
@@ -78,11 +89,13 @@ class Work:
         for _ in range(rounds):
             lab.ok(lab.rt.cudaMemcpyAsync(destination, source, size, D2D, stream))
 
-    def grow(self, rt: Any) -> bool:
-        """Make it longer for what follows; False, and short again, when it was the longest."""
-        self._level = (self._level + 1) % len(WORKLOADS)
+    def grow(self, rt: Any, taken: float) -> bool:
+        """Make it longer for what follows than the ``taken`` seconds; False, and short again, when
+        it was long enough."""
+        longest = self._level + 1 == len(WORKLOADS) or taken >= LONG_ENOUGH
+        self._level = 0 if longest else self._level + 1
         self.free(rt)
-        return self._level > 0
+        return not longest
 
     def free(self, rt: Any) -> None:
         while self._blocks:
@@ -103,7 +116,7 @@ class Lab:
         self.rt = rt
         self._work = work
         self._undo: list[Callable[[], Any]] = []
-        self._alive: list[Bytes] = []
+        self._alive: list[Any] = []
 
     # --- what an answer must be ---
 
@@ -158,11 +171,19 @@ class Lab:
         return self._kept(np.full(size, value, np.uint8))
 
     def pattern(self, size: int, seed: int = 1) -> Bytes:
-        """`pageable` memory with bytes of which no two stretches are alike."""
-        return self._kept(np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8))
+        """`pageable` memory with bytes of which no two stretches are alike.
+
+        Its words are all different: a multiplication by an odd number and a shifted exclusive or
+        can be undone. A generator of random numbers takes ten times as long.
+        """
+        first = (seed << 32) + 1
+        words = np.arange(first, first + size // WORD + 1, dtype=np.uint64)
+        words *= np.uint64(MIX)
+        words ^= words >> np.uint64(32)
+        return self._kept(words.view(np.uint8)[:size])
 
     def _kept(self, array: Bytes) -> Bytes:
-        self._alive.append(array)
+        self.keep(array)
         return array
 
     def stream(self, flags: int = 0) -> Any:
@@ -183,6 +204,14 @@ class Lab:
         self.ok(self.rt.cudaHostRegister(array.ctypes.data, size, flags))
         self._undo.append(lambda: self.rt.cudaHostUnregister(array.ctypes.data))
         return array
+
+    def later(self, undo: Callable[[], Any]) -> None:
+        """Call this when the fact is through."""
+        self._undo.append(undo)
+
+    def keep(self, thing: Any) -> None:
+        """Keep something alive as long as this object."""
+        self._alive.append(thing)
 
     def clean_up(self) -> int:
         """Wait for all work and give everything back; what a fact freed itself is refused again.
@@ -221,13 +250,14 @@ class Lab:
         """
         longer = True
         while longer:
+            since = time.monotonic()
             guard = self._occupy(stream)
             seen = observe()
             still = int(self.rt.cudaEventQuery(guard)[0])
             self.ok(self.rt.cudaDeviceSynchronize())
             if still == NOT_READY:
                 return seen
-            longer = self._work.grow(self.rt)
+            longer = self._work.grow(self.rt, time.monotonic() - since)
         raise FactBroken(
             "the work of the stream was always done when the call under test returned: "
             "it waited for the stream, or nothing is asynchronous here"
@@ -237,6 +267,7 @@ class Lab:
         """Whether ``call()`` returned only after work that was unfinished when it was called."""
         longer = True
         while longer:
+            since = time.monotonic()
             guard = self._occupy(stream)
             before = int(self.rt.cudaEventQuery(guard)[0])
             call()
@@ -244,7 +275,7 @@ class Lab:
             self.ok(self.rt.cudaDeviceSynchronize())
             if before == NOT_READY:
                 return after == 0
-            longer = self._work.grow(self.rt)
+            longer = self._work.grow(self.rt, time.monotonic() - since)
         raise FactBroken("nothing is asynchronous here: work is done as soon as it was issued")
 
     def _occupy(self, stream: Any) -> Any:

@@ -13,12 +13,15 @@ from typing import Any
 
 from flyt.errors import FlytError
 from flyt.testing._facts import Fact, FactSkipped
+from flyt.testing._facts_callbacks import FACTS as CALLBACKS
 from flyt.testing._facts_copies import FACTS as COPIES
 from flyt.testing._facts_errors import FACTS as ERRORS
 from flyt.testing._facts_events import FACTS as EVENTS
 from flyt.testing._facts_memory import FACTS as MEMORY
 from flyt.testing._facts_order import FACTS as ORDER
+from flyt.testing._facts_pools import FACTS as POOLS
 from flyt.testing._facts_registration import FACTS as REGISTRATION
+from flyt.testing._facts_rows import FACTS as ROWS
 from flyt.testing._facts_streams import FACTS as STREAMS
 from flyt.testing._lab import FactBroken, Lab, Work
 
@@ -30,6 +33,9 @@ FACTS: tuple[Fact, ...] = (
     *STREAMS,
     *EVENTS,
     *ORDER,
+    *ROWS,
+    *POOLS,
+    *CALLBACKS,
 )
 """Everything that `check_memcpy` knows, in the order in which it asks."""
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import select
 import socket
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from flyt.backend.channel import Channel, ChannelClosed
-from flyt.backend.orders import FROM_WORKER, TO_WORKER, End, Granted, Leave
+from flyt.backend.orders import FROM_WORKER, TO_WORKER, Closed, End, Granted, Leave
 from flyt.errors import ProtocolError, SessionLost
 from flyt.rpc.codec import MAX_MESSAGE_BYTES
 
@@ -184,3 +185,34 @@ def test_a_time_limit_ends_the_wait(pair: tuple[Channel, Channel]) -> None:
 
 def test_the_exception_survives_a_pool() -> None:
     assert str(pickle.loads(pickle.dumps(ChannelClosed("gone")))) == "gone"
+
+
+def test_descriptors_come_with_their_messages() -> None:
+    ours, theirs = socket.socketpair()
+    supervisor = Channel(ours, TO_WORKER, FROM_WORKER)
+    worker = Channel(theirs, FROM_WORKER, TO_WORKER, takes_descriptors=True)
+    pipes = [os.pipe() for _ in range(3)]
+    for number, (read, _) in enumerate(pipes):
+        supervisor.send(End(number, "x" * (4000 if number == 1 else 0)), read)
+        supervisor.send(Leave())
+    got = [worker.receive(5) for _ in range(6)]
+    assert [message for message in got if isinstance(message, Leave)] == [Leave()] * 3
+    assert len(worker.descriptors) == 3
+    for read, write in pipes:
+        os.write(write, b"?")
+        copy = worker.descriptors.popleft()
+        assert os.read(copy, 2) == b"?"
+        assert not os.get_inheritable(copy)
+        for descriptor in (read, write, copy):
+            os.close(descriptor)
+    supervisor.close()
+    worker.close()
+
+
+def test_nobody_is_given_descriptors_unasked(pair: tuple[Channel, Channel]) -> None:
+    _, worker = pair
+    before = len(os.listdir("/proc/self/fd"))
+    worker.send(Closed(1, ""), 0)
+    assert pair[0].receive(5) == Closed(1, "")
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert not pair[0].descriptors

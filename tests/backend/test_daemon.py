@@ -92,6 +92,7 @@ def test_no_driver(run: Run, runtime: Path, name: str, device: str) -> None:
         (["--size", "1000G"], ["--size"]),
         (["--page-size", "3K"], ["page size"]),
         (["--ready-fd", "77"], ["--ready-fd"]),
+        (["--isolation", "process", "--sm-limit", "32"], ["no SMs to limit"]),
     ],
 )
 def test_what_can_not_be_had(

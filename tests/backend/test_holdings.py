@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flyt.backend import holdings
+from flyt.backend import completions
 from flyt.backend.holdings import Holdings
 from flyt.backend.images import ImageStore
 from flyt.backend.reaper import Activity
@@ -69,7 +69,7 @@ class Rig:
 
 @pytest.fixture(params=[0.0, 60.0], ids=["left to the device", "asked for"])
 def rig(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Rig:
-    monkeypatch.setattr(holdings, "device_spin_seconds", lambda: request.param)
+    monkeypatch.setattr(completions, "device_spin_seconds", lambda: request.param)
     return Rig()
 
 
@@ -127,3 +127,34 @@ def test_it_is_worth_looking_again_while_the_thread_asks(rig: Rig) -> None:
     rig.gpu.reach(0)
     assert rig.turn() is False
     assert rig.heard == [("work", 0)]
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["both at once", "one turn later"])
+def test_what_a_stream_waited_for_is_told_before_it(rig: Rig, late: bool) -> None:
+    """The device has ordered the two; who told of the first one may be slow to say so."""
+    other = SessionStream(rig.gpu, object())  # type: ignore[arg-type]
+    rig.holdings.when_done([other], lambda code: rig.heard.append(("other", code)))
+    rig.stream.follow(other, other.marked)
+    rig.put("behind it")
+    rig.holdings.when_done([other], lambda code: rig.heard.append(("later work", code)))
+    rig.turn()
+    rig.gpu.reach(1)
+    if late:
+        rig.turn()
+        assert rig.heard == []
+    rig.gpu.reach(0)
+    rig.turn()
+    assert rig.heard == [("other", 0), ("behind it", 0)], "the later work is no matter of its"
+    rig.gpu.reach(2)
+    rig.turn()
+    assert rig.heard[2:] == [("later work", 0)]
+    assert rig.holdings.waiting == 0
+
+
+def test_a_stream_that_is_told_of_already_is_not_waited_for(rig: Rig) -> None:
+    other = SessionStream(rig.gpu, object())  # type: ignore[arg-type]
+    rig.holdings.when_done([other], lambda code: rig.heard.append(("other", code)))
+    rig.gpu.reach(0)
+    rig.turn()
+    rig.stream.follow(other, other.marked)
+    assert not rig.stream.after

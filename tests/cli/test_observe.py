@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from flyt.cli.top import rates_of
 from tests.pair.raw import eventually
 
 LIMIT = 60.0
@@ -105,6 +106,38 @@ def test_status_without_a_backend(served: Any) -> None:
     assert done.returncode == 1
     assert done.stdout == ""
     assert "is flyt-backend running?" in done.stderr
+
+
+def test_top(served: Any, client: Any) -> None:
+    done = flyt(served, "top", "-n", "2", "--interval", "0.1", COLUMNS="200")
+    assert done.returncode == 0, done.stderr
+    (row,) = [line for line in done.stdout.splitlines() if f" {client.pid} " in line]
+    for word in (f"uid {os.getuid()}", "3.0 MiB", "running", "0 B/s"):
+        assert word in row, row
+
+
+def test_top_ends_with_the_backend(backend: Callable[..., Any]) -> None:
+    one = backend()
+    watcher = subprocess.Popen(
+        [sys.executable, "-m", "flyt.cli.main", "top", "--interval", "0.1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **one.env, "FLYT_BACKEND": one.endpoint},
+    )
+    assert not eventually(lambda: watcher.poll() is not None, 3.0), "it watches"
+    one.stop()
+    _, errors = watcher.communicate(timeout=LIMIT)
+    assert watcher.returncode == 1
+    assert "is flyt-backend running?" in errors
+
+
+def test_rates() -> None:
+    def report(**moved: Any) -> dict[str, Any]:
+        return {"sessions": [{"session": n, "bytes_moved": b} for n, b in moved.items()]}
+
+    earlier, later = report(a=100, b=None, c=7), report(a=300, b=5, d=9)
+    assert rates_of(earlier, later, 2.0) == {"a": 100.0, "b": None, "d": None}
 
 
 def test_prometheus(served: Any, client: Any) -> None:

@@ -77,7 +77,8 @@ def test_bad_options(text, named):
 
 def test_every_fault_can_be_asked_for():
     """The names are those of the interface."""
-    assert Device.__abstractmethods__ - {"snapshot", "close"} == OPERATIONS
+    # A gate must open whatever has happened.
+    assert Device.__abstractmethods__ - {"snapshot", "close", "open_gate"} == OPERATIONS
 
 
 def test_unknown_kind():

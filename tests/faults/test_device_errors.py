@@ -4,6 +4,7 @@ its own CUDA code, and no other client of the same worker."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -27,14 +28,39 @@ SIZE = 4096
 CODES = dict(
     zip(
         sorted(OPERATIONS),
-        (2, 12, 20, 35, 36, 37, 43, 49, 52, 98, 101, 200, 201, 216, 300, 304, 401, 999),
+        (
+            2,
+            12,
+            20,
+            35,
+            36,
+            37,
+            43,
+            49,
+            52,
+            98,
+            101,
+            200,
+            201,
+            209,
+            214,
+            216,
+            217,
+            218,
+            219,
+            220,
+            300,
+            304,
+            401,
+            999,
+        ),
         strict=True,
     )
 )
 """A cudaError_t for each operation, none of them sticky: the code tells which one failed."""
 
 RARE = {"create_pool": 2, "destroy_pool": 1}
-"""What a session does once: the second pool is our client's, and its end comes first."""
+"""What a session seldom does: the first pool is the other client's, and our end comes first."""
 
 MINTED = {"create_stream", "create_event"}
 """Their handles are the frontend's: what uses one that was not made is CUDA's error 400 then."""
@@ -44,6 +70,11 @@ RECORDING = {"record", "wait_event"}
 
 OUT_OF_SIGHT = {"destroy_pool", "unregister", "query"}
 """Done when the client has its answer or has gone, or (query) never asked for by a session."""
+
+
+_function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: None)
+FUNCTION = ctypes.cast(_function, ctypes.c_void_p).value or 0
+"""The address of a host function that does nothing."""
 
 
 def rounds(seen: list[int]) -> None:
@@ -65,16 +96,24 @@ def rounds(seen: list[int]) -> None:
             for make in (cudart.cudaStreamCreate, cudart.cudaEventCreate, cudart.cudaEventCreate)
         )
         note(cudart.cudaMemGetInfo())
+        pool = cudart.cudaDeviceGetDefaultMemPool(0)[1]
+        note(cudart.cudaMemPoolTrimTo(pool, 0))
+        threshold = cudart.cudaMemPoolAttr.cudaMemPoolAttrReservedMemHigh
+        note(cudart.cudaMemPoolSetAttribute(pool, threshold, 0))
+        note(cudart.cudaMemPoolGetAttribute(pool, threshold))
         note(cudart.cudaDeviceSynchronize())
         if device is not None:
             note(cudart.cudaMemcpy(device, data, SIZE, K.cudaMemcpyHostToDevice))
             note(cudart.cudaMemset(device, 7, SIZE))
+            note(cudart.cudaMemset2D(device, 64, 7, 32, 64))
+            note(cudart.cudaMemcpy2D(device, 64, data, 64, 32, 64, K.cudaMemcpyHostToDevice))
             note(cudart.cudaMemcpy(back, device, SIZE, K.cudaMemcpyDeviceToHost))
             note(cudart.cudaDeviceSynchronize())
         if None not in (stream, start, end):
             for event in (start, end):
                 note(cudart.cudaEventRecord(event, stream))
             note(cudart.cudaStreamWaitEvent(stream, end, 0))
+            note(cudart.cudaLaunchHostFunc(stream, cudart.cudaHostFn_t(FUNCTION), 0))
             note(cudart.cudaStreamSynchronize(stream))
             note(cudart.cudaEventElapsedTime(start, end))
             note(cudart.cudaEventQuery(end))

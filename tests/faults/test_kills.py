@@ -17,12 +17,27 @@ SEED = 20_261_128
 AT_ONCE = 4
 
 
-@pytest.mark.parametrize(("isolation", "kills"), [("shared", 104), ("process", 16)])
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    ("isolation", "kills", "extra"),
+    [
+        ("shared", 104, []),
+        ("shared", 16, ["--region", "per-client"]),
+        ("process", 16, []),
+        ("process", 8, ["--region", "per-client"]),
+    ],
+)
 def test_random_kills(
-    backend: Callable[..., Any], tmp_path: Path, isolation: str, kills: int
+    backend: Callable[..., Any],
+    tmp_path: Path,
+    device_kind: str,
+    isolation: str,
+    kills: int,
+    extra: list[str],
 ) -> None:
-    served = backend(size="128M", extra=["--isolation", isolation])
-    with Chaos(served, tmp_path, SEED, survivors=4) as chaos:
+    served = backend(size="128M", extra=["--isolation", isolation, *extra])
+    grain = 0 if device_kind == "emulated" else 64 << 20
+    with Chaos(served, tmp_path, SEED, survivors=4, grain=grain) as chaos:
         for _ in range(kills // AT_ONCE):
             chaos.kill(AT_ONCE)
             if isolation == "shared":

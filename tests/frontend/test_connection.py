@@ -530,7 +530,7 @@ def test_ctrl_c_orphans_a_command_and_no_more(
             connection.call(m.Ping, finish=lambda p: ends.append(p.id), pages=(4096, 100))
         background.finish()
     assert [line.pages for line in connection.inflight.snapshot()] == [(4096, 100)]
-    assert not connection._room._leading
+    assert not connection.room._leading
     (orphan,) = server.take()
     _settle(connection, server)
     assert ends == []
@@ -548,7 +548,7 @@ def test_ctrl_c_while_another_thread_leads(
         background.start(connection.call, m.Ping)
         (first,) = server.take()
         deadline = time.monotonic() + LIMIT
-        while not connection._room._leading and time.monotonic() < deadline:
+        while not connection.room._leading and time.monotonic() < deadline:
             time.sleep(0.005)  # bounded by LIMIT: the other thread begins to wait
         background.start(_interrupt_when, lambda: len(connection.inflight) > 1)
         with pytest.raises(KeyboardInterrupt):
@@ -569,7 +569,7 @@ def test_ctrl_c_out_of_credits(connect: Any, server: Any, background: Any) -> No
     connection = connect(credits=1)
     connection.submit(m.Ping, posted=True)
     with _interruptible():
-        background.start(_interrupt_when, lambda: connection._room._leading)
+        background.start(_interrupt_when, lambda: connection.room._leading)
         with pytest.raises(KeyboardInterrupt):
             connection.submit(m.Ping)
         background.finish()
@@ -624,7 +624,7 @@ def test_many_interrupts_at_any_moment(
         signal.signal(signal.SIGUSR1, before)
     assert interrupts > 100
     assert connection.lost is None, connection.lost
-    assert not connection._room._leading
+    assert not connection.room._leading
     for _ in range(200):
         pending = connection.call(m.Ping)
         assert pending.values == (pending.id,)

@@ -51,12 +51,12 @@ def test_each_call_gets_its_own_answer(
         background.start(caller, thread)
     assert sorted(background.finish()) == list(range(THREADS))
     assert len(connection.inflight) == 0
-    assert not connection._room._leading
+    assert not connection.room._leading
     assert connection._sent == connection._taken == THREADS * CALLS
 
 
 def test_no_answer_is_slept_over(connection: Connection, server: Any, background: Any) -> None:
-    connection._room._step = 2 * LIMIT  # a wake-up that gets lost is made up for after a step
+    connection.room._step = 2 * LIMIT  # a wake-up that gets lost is made up for after a step
 
     def echo(batch: list[tuple[Any, list[bytes]]]) -> None:
         for command, _ in batch:
@@ -80,17 +80,17 @@ def test_a_wake_up_waits_for_its_leader(
     pending = connection.submit(m.Ping)
     background.start(connection.wait, pending)
     (command,) = server.take()
-    assert _soon(lambda: connection._room._leading)
+    assert _soon(lambda: connection.room._leading)
     deadline = time.monotonic() + LIMIT
     with connection.lock:  # as a thread that sends, then waits: it drains twice
         server.answer(command)
         while not pending.done and time.monotonic() < deadline:
             connection._drain()
         connection._drain()
-        assert select.select([connection._room._wake], [], [], 0)[0] == [connection._room._wake]
+        assert select.select([connection.room._wake], [], [], 0)[0] == [connection.room._wake]
     assert background.finish() == [None]
     connection.wait(pending)
-    assert select.select([connection._room._wake], [], [], 0)[0] == []  # and leaves with it
+    assert select.select([connection.room._wake], [], [], 0)[0] == []  # and leaves with it
 
 
 class _Gated(threading.Event):
@@ -110,12 +110,12 @@ class _Gated(threading.Event):
 def test_an_heir_whose_answer_came_first_passes_the_lead_on(
     connection: Connection, server: Any, background: Any
 ) -> None:
-    connection._room._step = 2 * LIMIT
+    connection.room._step = 2 * LIMIT
     first, heir, last = (connection.submit(m.Ping) for _ in range(3))
     heir.event = gated = _Gated()
     commands = server.take(3)
     leader = background.start(connection.wait, first)
-    _soon(lambda: connection._room._leading)
+    _soon(lambda: connection.room._leading)
     background.start(connection.wait, heir)
     assert gated.asleep.wait(LIMIT)
     background.start(connection.wait, last)
@@ -127,7 +127,7 @@ def test_an_heir_whose_answer_came_first_passes_the_lead_on(
     _soon(lambda: _readable(connection))
     gated.gate.set()
     _soon(lambda: heir.done)
-    led = _soon(lambda: connection._room._leading, LIMIT / 10)
+    led = _soon(lambda: connection.room._leading, LIMIT / 10)
     server.answer(commands[2])
     connection.wait(last)  # whatever came of it, nobody sleeps on
     background.finish()
@@ -172,7 +172,7 @@ def test_many_wait_for_one(connection: Connection, server: Any, background: Any)
 
 
 def test_a_follower_takes_the_lead(connection: Connection, server: Any, background: Any) -> None:
-    connection._room._step = 2 * LIMIT
+    connection.room._step = 2 * LIMIT
     for _ in range(THREADS):
         background.start(connection.call, m.Ping)
     commands = server.take(THREADS)

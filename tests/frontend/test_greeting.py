@@ -53,7 +53,7 @@ def test_welcome(greeted: Any) -> None:
     hello, outcome = greeted([m.WELCOMES.encode(WELCOME)])
     assert outcome == WELCOME
     assert (hello.version, hello.pid) == (m.PROTOCOL_VERSION, os.getpid())
-    assert hello.features == ((1, 2, 3, 4) if ring.usable() else (1, 2, 4))
+    assert hello.features == ((1, 2, 3, 4, 16) if ring.usable() else (1, 2, 4, 16))
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_the_environment_is_read_at_each_call(monkeypatch: pytest.MonkeyPatch) -
     [
         ("FLYT_STAGING_SLOTS", "2", "slots", 2),
         ("FLYT_STAGING_SLOTS", "64", "slots", 64),
-        ("FLYT_STAGING_SLOTS", "", "slots", 4),
+        ("FLYT_STAGING_SLOTS", "", "slots", 0),
         ("FLYT_SLOT_SIZE", "0", "slot_size", 0),
         ("FLYT_SLOT_SIZE", "4096", "slot_size", 4096),
         ("FLYT_SLOT_SIZE", str(1 << 30), "slot_size", 1 << 30),
@@ -95,7 +95,10 @@ def test_more_digits_than_python_reads() -> None:
 @pytest.mark.parametrize(
     ("region", "page", "expected"),
     [
-        (1 << 30, 2 * MIB, (4, 4 * MIB)),  # a 32nd is 32 MiB: more than four slots of 4 MiB
+        (4 << 30, 2 * MIB, (8, 8 * MIB)),  # a 32nd is 128 MiB: more than eight slots of 8 MiB
+        (2 << 30, 2 * MIB, (8, 8 * MIB)),
+        ((2 << 30) - 2 * MIB, 2 * MIB, (4, 8 * MIB)),
+        (1 << 30, 2 * MIB, (4, 8 * MIB)),
         (512 * MIB, 2 * MIB, (4, 4 * MIB)),
         (256 * MIB, 64 << 10, (4, 2 * MIB)),
         (64 * MIB, 64 << 10, (4, 512 << 10)),

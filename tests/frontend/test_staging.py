@@ -15,6 +15,7 @@ import pytest
 
 from flyt.errors import DeviceError, SessionLost
 from flyt.frontend.connection import Connection
+from flyt.frontend.rows import Rows
 from flyt.frontend.staging import Slot, StagingSlots
 from flyt.frontend.staging_ring import StagingRing
 from flyt.frontend.statistics import Statistics
@@ -27,6 +28,10 @@ from flyt.shm.copy import CopyEngine
 
 LIMIT = 20.0
 PAGE = 4096
+
+
+def one_row(host: int, device: int, size: int) -> Rows:
+    return Rows(host, size, device, size, size, 1)
 
 
 def taken(slots: StagingSlots, connection: Connection) -> Slot:
@@ -194,9 +199,9 @@ def test_threads_share_few_slots(
             size = (1, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE + 5, 13 * PAGE)[turn % 6]
             data = dice.integers(0, 256, size, dtype=np.uint8)
             kept, back = data.copy(), np.zeros(size + 2, np.uint8)
-            way.to_device(at + turn, data.ctypes.data, size, stream)
+            way.to_device(one_row(data.ctypes.data, at + turn, size), stream)
             data[:] = 0  # the source was taken
-            way.to_host(back.ctypes.data + 1, at + turn, size, stream)
+            way.to_host(one_row(back.ctypes.data + 1, at + turn, size), stream)
             assert np.array_equal(back[1:-1], kept)
             assert back[0] == back[-1] == 0
         return thread
@@ -221,14 +226,14 @@ def test_an_error_in_the_midst_gives_every_slot_back(
     way = StagedWay(connection, slots, ring, engine, 1, Statistics())
     target = np.zeros(10 * PAGE, np.uint8)
     with pytest.raises(DeviceError) as caught:
-        way.to_host(target.ctypes.data, 0, target.size, Stream(0, 0))
+        way.to_host(one_row(target.ctypes.data, 0, target.size), Stream(0, 0))
     assert caught.value.code == 1
     held = {taken(slots, connection) for _ in range(2)}  # in flight or not: they come
     assert len(held) == 2
     for slot in held:
         slots.give(slot)
     device.refuse.clear()
-    way.to_host(target.ctypes.data, 0, target.size, Stream(0, 0))
+    way.to_host(one_row(target.ctypes.data, 0, target.size), Stream(0, 0))
     connection.raise_deferred()
 
 
@@ -240,6 +245,7 @@ def test_a_lost_session_ends_copies(
     ring = StagingRing(area, 0, 0)  # everything takes a slot
     way = StagedWay(connection, slots, ring, engine, 1, Statistics())
     source, target = np.zeros(8 * PAGE, np.uint8), np.zeros(8 * PAGE, np.uint8)
+    stream = Stream(0, 0)
     ready = threading.Barrier(4)
 
     def copy(move: Any, *arguments: Any) -> None:
@@ -247,8 +253,8 @@ def test_a_lost_session_ends_copies(
         move(*arguments)
 
     for _ in range(2):
-        background.start(copy, way.to_device, 0, source.ctypes.data, source.size, Stream(0, 0))
-        background.start(copy, way.to_host, target.ctypes.data, 0, target.size, Stream(0, 0))
+        background.start(copy, way.to_device, one_row(source.ctypes.data, 0, source.size), stream)
+        background.start(copy, way.to_host, one_row(target.ctypes.data, 0, target.size), stream)
     server.take(2)
     server.close()
     assert [isinstance(result, SessionLost) for result in background.finish()] == [True] * 4
@@ -291,8 +297,8 @@ def test_interrupts_cost_no_slot(connect: Any, server: Any, area: int, engine: C
             try:
                 armed = True
                 for size in (100, PAGE, 3 * PAGE) * 100:
-                    way.to_host(array.ctypes.data, 0, size, Stream(0, 0))
-                    way.to_device(0, array.ctypes.data, size, Stream(0, 0))
+                    way.to_host(one_row(array.ctypes.data, 0, size), Stream(0, 0))
+                    way.to_device(one_row(array.ctypes.data, 0, size), Stream(0, 0))
             except Interrupted:
                 hits += 1
     finally:

@@ -44,6 +44,7 @@ TESTS = [
 ]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("name", "count"), TESTS)
 def test_on_a_gpu(name: str, count: int) -> None:
     found, why = gpus()

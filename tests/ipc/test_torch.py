@@ -14,6 +14,9 @@ from flyt.ipc.dtypes import ITEMSIZES
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+# PyTorch opens all GPUs at its first backward: before anybody counts descriptors.
+torch.ones(1, requires_grad=True).sum().backward()
+
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support:UserWarning")
 
 LAYOUTS: dict[str, Callable[[Any], Any]] = {

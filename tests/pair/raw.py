@@ -28,6 +28,7 @@ from flyt.shm import layout, memory, runs
 from flyt.shm.frames import FrameTaker
 from flyt.shm.layout import FrameState
 from flyt.shm.locks import FrameLocks
+from flyt.shm.private import PRIVATE, OwnFrames, fetch
 from flyt.shm.region import Region
 from flyt.shm.runs import Run
 from flyt.shm.table import FrameTable
@@ -171,9 +172,16 @@ class RawClient:
             raise
 
     def _open_region(self) -> None:
-        self._region = Region.open(self.welcome.region)
+        name, size = self.welcome.region, self.welcome.region_size
+        self._locks: FrameLocks | OwnFrames
+        if name.startswith(PRIVATE):
+            path = os.path.join(os.path.dirname(self.where.path), name.removeprefix(PRIVATE))
+            self._region = Region(fetch(path, self.welcome.token, size), name, size, created=False)
+            self._locks = OwnFrames()
+        else:
+            self._region = Region.open(name)
+            self._locks = FrameLocks(self.welcome.lock_file)
         self._words = FrameTable(self._region.fd, self._region.size)
-        self._locks = FrameLocks(self.welcome.lock_file)
         self.geometry = self._words.geometry
         self._taker = FrameTaker(self._words, self._locks, self.welcome.session, self.pid)
 

@@ -104,6 +104,17 @@ def free_bytes() -> int:
     return int(free)
 
 
+LARGE = 64 << 20
+"""Bytes; more than a GPU's memory pool takes and gives at once."""
+
+
+@pytest.fixture
+def is_back(device_kind: str) -> Callable[[int], bool]:
+    """Whether as much memory is free as before, to the byte; on a GPU to the grain of its pools."""
+    grain = 0 if device_kind == "emulated" else 32 << 20
+    return lambda before: abs(free_bytes() - before) <= grain
+
+
 @pytest.mark.parametrize(
     ("make", "order"),
     [
@@ -329,28 +340,32 @@ def test_the_interface_names_the_stream_that_filled_it(session: flyt.Session) ->
     made.close()
 
 
-def test_close_gives_the_memory_back_once(session: flyt.Session) -> None:
-    keep = flyt.DeviceArray(1 << 20, np.uint8)  # a pool of the device's own may grow once
+@pytest.mark.alone
+def test_close_gives_the_memory_back_once(
+    session: flyt.Session, is_back: Callable[[int], bool]
+) -> None:
     before = free_bytes()
-    made = flyt.DeviceArray(8 << 20, np.uint8)
-    assert free_bytes() < before
+    made = flyt.DeviceArray(LARGE, np.uint8)
+    assert free_bytes() <= before - LARGE // 2
     closers = [threading.Thread(target=made.close) for _ in range(8)]
     for closer in closers:
         closer.start()
     for closer in closers:
         closer.join(30)
     assert made.closed
-    assert free_bytes() == before
+    assert is_back(before)
     for use in (lambda: made.ptr, made.copy_to_host, lambda: made.__cuda_array_interface__):
         with pytest.raises(ValueError, match="closed"):
             use()
     made.close()
-    keep.close()
 
 
-def test_a_dropped_array_is_freed_by_the_next_call(session: flyt.Session) -> None:
+@pytest.mark.alone
+def test_a_dropped_array_is_freed_by_the_next_call(
+    session: flyt.Session, is_back: Callable[[int], bool]
+) -> None:
     before = free_bytes()
-    made = flyt.DeviceArray(8 << 20, np.uint8)
+    made = flyt.DeviceArray(LARGE, np.uint8)
     cycle = [made]
     cycle.append(cycle)  # type: ignore[arg-type]
     facts = session.statistics()
@@ -359,19 +374,22 @@ def test_a_dropped_array_is_freed_by_the_next_call(session: flyt.Session) -> Non
     now = session.statistics()
     assert (now["calls"], now["posts"]) == (facts["calls"], facts["posts"])  # nothing was sent
     assert cudart.cudaGetDevice() == (0, 0)
-    assert free_bytes() == before
+    assert is_back(before)
 
 
-def test_a_failed_copy_leaves_no_memory_behind(session: flyt.Session) -> None:
+@pytest.mark.alone
+def test_a_failed_copy_leaves_no_memory_behind(
+    session: flyt.Session, is_back: Callable[[int], bool]
+) -> None:
     before = free_bytes()
     with pytest.raises(flyt.DeviceError) as caught:
-        flyt.to_device(np.zeros(8 << 20, np.uint8), stream=0xBAD1)
+        flyt.to_device(np.zeros(LARGE, np.uint8), stream=0xBAD1)
     assert caught.value.code == INVALID_HANDLE
-    assert free_bytes() == before
+    assert is_back(before)
     with pytest.raises(flyt.DeviceError) as caught:
         flyt.DeviceArray(1 << 50, np.uint8)
     assert caught.value.code == cudart.cudaError_t.cudaErrorMemoryAllocation
-    assert free_bytes() == before
+    assert is_back(before)
 
 
 def test_an_array_ends_with_its_session(

@@ -33,12 +33,15 @@ REACHED: dict[str, dict[str, Any]] = {
     "inline-tcp": {"extra": ["--no-region"], "listen": ["tcp://127.0.0.1:0"]},
     "process": {"extra": ["--isolation", "process"]},
     "small-region": {"size": "12M"},
+    "own-region": {"extra": ["--region", "per-client"]},
+    "own-region-process": {"extra": ["--region", "per-client", "--isolation", "process"]},
 }
 """Every way in which a client's calls and bytes get to the device."""
 
 NOT_INLINE = [
     "streams.pinned_to_device_is_asynchronous",
     "streams.device_to_pinned_is_asynchronous",
+    "rows.rows_in_the_order_of_a_stream",
 ]
 """Inline, payloads are in the messages: docs/semantics.md names this deviation."""
 
@@ -53,6 +56,7 @@ def check(done: subprocess.CompletedProcess[str], *but: str) -> None:
     assert not skipped, text
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("way", REACHED)
 def test_flyt_does_what_cuda_does(
     way: str, backend: Callable[..., Any], run_client: Callable[..., Any]

@@ -118,6 +118,7 @@ threading.Event().wait()
 )
 
 
+@pytest.mark.alone
 def test_a_client_killed_in_mid_copy_leaves_nothing(
     backend: Any,
     honest: Callable[..., Honest],
@@ -160,6 +161,7 @@ def test_a_client_killed_in_mid_copy_leaves_nothing(
     assert worker_of(served, others[0].pid) == worker
 
 
+@pytest.mark.alone
 def test_many_sessions_leave_no_threads_descriptors_or_mappings(
     backend: Any, honest: Callable[..., Honest], run_client: Run
 ) -> None:

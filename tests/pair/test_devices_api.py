@@ -248,6 +248,7 @@ def test_the_current_device_is_the_threads_own(two: flyt.Session) -> None:
     assert cudart.cudaGetDevice() == (0, 1)
 
 
+@pytest.mark.alone
 def test_memory_lies_on_the_current_device(two: flyt.Session) -> None:
     free = []
     for device in (0, 1):
@@ -364,6 +365,7 @@ def test_reset_as_recorded(session: flyt.Session) -> None:
     assert [code(answer) for answer in answers] == STREAMS["reset"]
 
 
+@pytest.mark.alone
 def test_reset_takes_everything(session: flyt.Session) -> None:
     assert code(cudart.cudaDeviceReset()) == 0
     free = cudart.cudaMemGetInfo()[1]

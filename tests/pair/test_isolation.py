@@ -103,12 +103,19 @@ def test_nothing_old_shows(
     new_pinned_memory_is_zero()
 
 
-def free_frames_are_zero(served: Any, holder: int) -> None:
-    """In the region's file itself: not even who forgets to zero what it takes sees old bytes."""
+def wait_for_free_frames(served: Any, holder: int = 0) -> None:
+    """Wait for the frames of who has left: they are zeroed first."""
     with RegionView(served.region) as region:
         count = region.table.geometry.page_count
         kept = len(region.frames_of(holder))
         assert eventually(lambda: len(region.free()) >= count - kept)
+
+
+def free_frames_are_zero(served: Any, holder: int) -> None:
+    """In the region's file itself: not even who forgets to zero what it takes sees old bytes."""
+    wait_for_free_frames(served, holder)
+    with RegionView(served.region) as region:
+        count = region.table.geometry.page_count
         assert region.dirty(region.free()) == []
     with RawClient(served.endpoint) as raw:
         assert raw.attach().status == 0
@@ -143,6 +150,7 @@ def new_pinned_memory_is_zero() -> None:
 
 
 def test_memory_that_a_session_freed_is_zero_when_it_comes_back(served: Any, connect: Any) -> None:
+    wait_for_free_frames(served)
     connect(served)
     for size in SIZES:
         _, address = cudart.cudaMalloc(size)

@@ -214,6 +214,9 @@ def test_eight_threads_mix_their_calls(
     assert sum(worker.calls for worker in workers) >= OPERATIONS
     if device_kind == "emulated":  # a GPU's driver gives memory back in its own time
         assert [free_bytes(device) for device in range(devices)] == before
+    for device in range(devices):  # destroying a stream is a post
+        assert cudart.cudaSetDevice(device) == (0,)
+        assert cudart.cudaDeviceSynchronize() == (0,)
     assert flyt.inflight() == []
 
 

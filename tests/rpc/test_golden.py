@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flyt.backend import orders
-from flyt.rpc import messages as m
+from flyt.rpc import greetings, messages as m
 from flyt.rpc.codec import Vocabulary
 
 TOKEN = bytes(range(16))
@@ -21,6 +21,9 @@ MIB, MIB2 = "ce00100000", "ce00200000"
 GOLDEN = [
     (m.HELLOS, m.Hello(1, (1, 2), 4242, "python"), "95 01 01 920102 cd1092 a6707974686f6e"),
     (m.HELLOS, m.AskStatus(), "91 02"),
+    (m.HELLOS, greetings.Suspend(1 << 63, 300), "93 03 cf8000000000000000 cd012c"),
+    (m.HELLOS, greetings.Resume(5), "92 04 05"),
+    (m.WELCOMES, greetings.Obeyed(), "91 04"),
     (m.WELCOMES, m.Refused(801, "\N{GREEK SMALL LETTER MU}"), "93 02 cd0321 a2cebc"),
     (m.WELCOMES, m.StatusReport({"a": [None, True]}), "92 03 81 a161 92 c0 c3"),
     (
@@ -100,6 +103,30 @@ GOLDEN = [
     ),
     (m.COMMANDS, m.Reach(31, 256), "93 69 1f cd0100"),
     (m.COMMANDS, m.Ping(14), "92 0e 0e"),
+    (
+        m.COMMANDS,
+        m.CopyRows(22, m.Way.OUT, 1, 2, 1 << 45, 512, 100, 300, 4242, 256),
+        "9b 40 16 01 01 02 cf0000200000000000 cd0200 64 cd012c cd1092 cd0100",
+    ),
+    (m.COMMANDS, m.PushRows(23, 1, 128, 100, 3, 4), "97 41 17 01 cc80 64 03 04"),
+    (m.COMMANDS, m.PullRows(24, 1, 128, 100, 3, 4), "97 42 18 01 cc80 64 03 04"),
+    (m.COMMANDS, m.FillRows(25, 1, 128, 255, 100, 3, 4), "98 43 19 01 cc80 ccff 64 03 04"),
+    (m.COMMANDS, m.MallocAsync(26, 256, 4096, 0, 272), "96 44 1a cd0100 cd1000 00 cd0110"),
+    (m.COMMANDS, m.FreeAsync(27, 1 << 45, 0), "94 45 1b cf0000200000000000 00"),
+    (m.COMMANDS, m.PoolCreate(28, 256, 1, 65536), "95 46 1c cd0100 01 ce00010000"),
+    (m.COMMANDS, m.PoolDestroy(29, 256), "93 47 1d cd0100"),
+    (m.COMMANDS, m.PoolTrim(30, 0, 5), "94 48 1e 00 05"),
+    (m.COMMANDS, m.PoolGet(31, 0, 7), "94 49 1f 00 07"),
+    (m.COMMANDS, m.PoolSet(32, 0, 4, 1 << 32), "95 4a 20 00 04 cf0000000100000000"),
+    (m.COMMANDS, m.ShareMemory(33, 1), "93 4b 21 01"),
+    (m.COMMANDS, m.OpenMemory(34, TOKEN), f"93 4c 22 {TOKEN_HEX}"),
+    (m.COMMANDS, m.CloseMemory(35, 1), "93 4d 23 01"),
+    (m.COMMANDS, m.ShareEvent(36, 272), "93 4e 24 cd0110"),
+    (m.COMMANDS, m.OpenEvent(37, 272, TOKEN), f"94 4f 25 cd0110 {TOKEN_HEX}"),
+    (m.COMMANDS, m.EventQuery(38, 272), "93 50 26 cd0110"),
+    (m.COMMANDS, m.HostCall(39, 256), "93 51 27 cd0100"),
+    (m.COMMANDS, m.HostReturn(40, 39), "93 52 28 27"),
+    (m.COMMANDS, m.Passed(41, 256), "93 53 29 cd0100"),
     (m.COMMANDS, m.Bye((1 << 64) - 1), "92 0f cfffffffffffffffff"),
     (m.REPLIES, m.Result(3, 0, 3, (1 << 45,), ""), "96 01 03 00 03 91cf0000200000000000 a0"),
     (m.REPLIES, m.Result(4, m.Status.PROTOCOL, 4, (), "no"), "96 01 04 ce00010004 04 90 a26e6f"),

@@ -14,7 +14,7 @@ import pytest
 
 from flyt.errors import RegionError
 from flyt.shm import copy
-from flyt.shm.copy import PARALLEL_FROM, PIECE, CopyEngine
+from flyt.shm.copy import PARALLEL_FROM, PIECE, CopyEngine, Job, default_threads
 
 ROOM = 64
 
@@ -106,10 +106,48 @@ def test_one_thread_and_the_default() -> None:
     assert np.array_equal(source, target)
     assert _settled(before)
     engine.close()
-    assert 1 <= CopyEngine().threads <= 4
+    assert CopyEngine().threads == default_threads(len(os.sched_getaffinity(0)))
     for threads in (-1, 65):
         with pytest.raises(RegionError, match=f"{threads} threads"):
             CopyEngine(threads)
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads"),
+    [(1, 1), (2, 2), (4, 4), (5, 4), (6, 4), (8, 6), (16, 12), (64, 12), (256, 12)],
+)
+def test_threads_leave_cores_to_others(cores: int, threads: int) -> None:
+    assert default_threads(cores) == threads
+
+
+def test_several_jobs_at_once_in_any_order(engine: CopyEngine) -> None:
+    """Queued one behind the other; whoever waits helps with those before."""
+    source = _random(40 * PIECE)
+    target = np.zeros_like(source)
+    part = 8 * PIECE
+    jobs: list[list[Job]] = []
+    for at in range(0, source.size, part):
+        jobs.append([])
+        engine.post(jobs[-1], target.ctypes.data + at, source.ctypes.data + at, part)
+    for number in (3, 0, 1, 4, 2):
+        engine.wait(jobs[number])
+        piece = slice(number * part, (number + 1) * part)
+        assert np.array_equal(target[piece], source[piece])
+        assert jobs[number] == []
+        engine.wait(jobs[number])
+
+
+def test_a_job_that_was_waited_for_or_never_begun_ends_at_once(engine: CopyEngine) -> None:
+    """An interrupt may strike between any two steps."""
+    source, target = _random(8 * PIECE), np.zeros(8 * PIECE, np.uint8)
+    jobs: list[Job] = []
+    engine.post(jobs, target.ctypes.data, source.ctypes.data, source.size)
+    kept = list(jobs)
+    engine.wait(jobs)
+    for job in kept:
+        job.wait()
+    if (native := copy.native()) is not None:
+        Job(native, native.engine_open(1, 0)).wait()
 
 
 def test_closed_under_a_copy(compiled: bool) -> None:

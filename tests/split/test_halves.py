@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from flyt.split import build, halves, prototypes
-from flyt.split.launch import prepare
+from flyt.split import build, halves, image, prototypes
+from flyt.split.launch import prepare, prepare_restart
 
 NATIVE = Path(__file__).with_name("native")
 MPIS = {
@@ -76,6 +76,20 @@ def test_cuda_over_its_twin(compiled):
     ]
     assert done.returncode == 0
     assert "cuda_lh answers with host memory, not with a GPU" in done.stderr
+
+
+def test_registrations_and_kernel_handles_hold_over_a_restart(compiled, tmp_path):
+    path, cuda = str(tmp_path / "image"), halves.find("cuda")
+    launch = prepare([cuda], [str(compiled("kernels.c")), path])
+    for restarted in range(2):
+        done = subprocess.run(
+            launch.command, env={**launch.environment, "FLYT_SPLIT_CUDA": "twin"},
+            capture_output=True, text=True, check=False, timeout=LIMIT,
+        )  # fmt: skip
+        lines = done.stdout.splitlines()
+        assert lines[:2] == [f"restarted {restarted}", "wrong 0 runs 5"], done.stderr
+        assert done.returncode == 0
+        launch = prepare_restart([cuda], image.read(path))
 
 
 def test_the_real_runtime_is_refused_where_there_is_none(compiled):

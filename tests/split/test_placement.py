@@ -7,6 +7,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -21,7 +22,7 @@ WINDOWS = {**default_windows(["one", "two"])}
 
 HALF = struct.Struct("<16s11Q")
 REGION = struct.Struct("<QQIi")
-REGIONS = 96
+REGIONS = 1024
 RECORD = struct.Struct("<QIIQQQQ4096s7Q8Q")
 """As abi.h declares them."""
 
@@ -165,6 +166,25 @@ def test_a_small_window_is_used_again_and_then_full(run, bench):
     assert 10 <= int(found["fit"][0]) <= 15  # halves of 1 GiB, beside libraries and stacks
     assert found["other"] == ["1"]  # another half's window has room
     assert done.returncode == 0
+
+
+def test_only_a_driver_maps_outside_of_windows(bench):
+    """``one`` has `own_hints`, as ``cuda`` has; ``two`` is any other half."""
+    halves = [replace(bench.halves["one"], own_hints=True), bench.halves["two"]]
+    prepared = prepare(halves, [str(bench.program("hints.c"))])
+    done = subprocess.run(
+        prepared.command, capture_output=True, text=True, check=True, timeout=60,
+        env={**prepared.environment, "HALF_HINT": f"{WINDOWS['upper'].base - (1 << 20):x}"},
+    )  # fmt: skip
+    found = dict(line.split() for line in done.stdout.splitlines() if line.count(" ") == 1)
+    places = {name: int(address, 16) for name, address in found.items()}
+    assert places["one.hint"] == 0x5000_0000_0000
+    assert places["one.early"] in WINDOWS["one"]  # it would have reached into the upper half's
+    # The kernel places from the top, below the stack.
+    assert WINDOWS["arena"].end <= places["one.large"] < 0x7FFF_FFFF_F000
+    assert places["two.hint"] in WINDOWS["two"]
+    assert places["two.early"] in WINDOWS["two"]
+    assert places["two.large"] == 2**64 - 1  # MAP_FAILED
 
 
 BAD = {

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One guest for all tests here (a boot costs more than most of them), and its backends.
 
-The guest has four ivshmem devices: the region of the main backend (slot 05), that of the *lone*
-backend without ``share=on`` (06), that of the *newer* backend, of the same size (07), and that of
-the *mortal* backend, which a test ends (08); that one has a doorbell, the others are plain.
+The guest has five ivshmem devices: the region of the main backend (slot 05), that of the *lone*
+backend without ``share=on`` (06), that of the *newer* backend, of the same size (07), that of the
+*mortal* backend, which a test ends (08), and that of the *keyed* backend, which lets only keys in
+that it knows (09). The mortal one's has a doorbell, the others are plain.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -29,6 +31,7 @@ MIB = 1 << 20
 SIZE = 32 * MIB
 OTHER_SIZE = 16 * MIB
 MORTAL_SIZE = 8 * MIB
+KEYED_SIZE = 4 * MIB
 HEARTBEAT = "10"
 """Seconds; a guest that was reset can't say goodbye."""
 EXTRA = ("--keep-region", "--heartbeat", HEARTBEAT)
@@ -59,6 +62,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=late)
 
 
+def flyt_keygen(*arguments: str) -> None:
+    """Run ``flyt keygen`` on this machine."""
+    command = [sys.executable, "-m", "flyt.cli.main", "keygen", *arguments]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+
+
 def port_of(backend: Backend) -> str:
     return backend.endpoint.rpartition(":")[2]
 
@@ -84,11 +93,17 @@ class Lab:
         self.mortal = self._backend(
             "tcp://127.0.0.1:*", MORTAL_SIZE, "--single-port", "--doorbell", self.doorbell
         )
+        self.keys = _folder(stack)
+        flyt_keygen("server", "--folder", str(self.keys))
+        keys = ["--server-key", str(self.keys / "server.key_secret")]
+        keys += ["--authorized-keys", str(self.keys / "authorized")]
+        self.keyed = self._backend("tcp://127.0.0.1:*", KEYED_SIZE, *keys)
         regions = [
             Shared(self.backend.region, SIZE),
             Shared(self.lone.region, OTHER_SIZE, share=False),
             Shared(self.newer.region, OTHER_SIZE),
             Shared(self.mortal.region, MORTAL_SIZE, doorbell=self.doorbell),
+            Shared(self.keyed.region, KEYED_SIZE),
         ]
         # A network on which there is nothing but one port of the mortal backend.
         pipe = f"{sys.executable} {PIPE} {port_of(self.mortal)}"

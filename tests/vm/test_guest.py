@@ -137,6 +137,33 @@ def test_a_network_that_leads_to_one_port(lab: Lab) -> None:
     assert report["warnings"] == []
 
 
+KEYGEN = """
+from flyt.cli.main import main
+main(["keygen", "client", "--name", "vm1", "--folder", "/tmp/keys"])
+"""
+
+
+def test_a_key_that_was_made_in_the_guest(lab: Lab) -> None:
+    # As docs/deploy-vm.md has it: only the public files travel.
+    done = lab.machine.run(code=KEYGEN)
+    assert done.code == 0, done.out
+    server = (lab.keys / "server.key").read_text()
+    done = lab.machine.run(
+        server, code="import pathlib, sys; pathlib.Path('/tmp/server.key').write_text(sys.argv[1])"
+    )
+    assert done.code == 0, done.out
+    env = {"FLYT_KEY": "/tmp/keys/vm1.key_secret", "FLYT_SERVER_KEY": "/tmp/server.key"}
+    env["FLYT_SLOT_SIZE"] = "131072"
+    stranger = lab.copies(backend=lab.keyed, env=env)
+    assert stranger["error"] == 100  # cudaErrorNoDevice
+    assert "the backend does not know this client's key (FLYT_KEY)" in stranger["why"]
+
+    (lab.keys / "authorized" / "vm1.key").write_text(lab.do("cat", "/tmp/keys/vm1.key"))
+    report = lab.copies(backend=lab.keyed, env=env)
+    assert (report["error"], report["right"], report["region"]) == (0, True, True), report
+    assert report["warnings"] == []
+
+
 def test_the_facts_about_copies_hold_over_ivshmem(lab: Lab) -> None:
     done = lab.facts.wait()
     assert done.code == 0, done.out

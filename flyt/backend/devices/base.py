@@ -12,7 +12,7 @@ import abc
 import dataclasses
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from flyt.backend.devices.kernels import Kernels
 from flyt.backend.devices.properties import Value
@@ -22,6 +22,17 @@ Notification = Callable[[int], None]
 
 Handle = Any
 """An opaque pool, stream or event of one device; what it is only the device knows."""
+
+
+class Row(NamedTuple):
+    """The first of several rows, and how many bytes lie from the start of one to the next."""
+
+    address: int
+    pitch: int
+
+    def span(self, width: int, height: int) -> int:
+        """Bytes from the first of ``height`` > 0 rows to the end of the last."""
+        return self.pitch * (height - 1) + width
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,6 +102,11 @@ class Device(abc.ABC):
     def memory(self) -> tuple[int, int]:
         """Free and total bytes of the whole device (cudaMemGetInfo)."""
 
+    @abc.abstractmethod
+    def limit_sms(self, count: int) -> None:
+        """Kernels on streams that are made from now on run on at most ``count`` SMs (a green
+        context). ConfigurationError where device or driver can't."""
+
     # --- memory ---
 
     @abc.abstractmethod
@@ -99,7 +115,19 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def destroy_pool(self, pool: Handle) -> None:
-        """Gives the pool's memory back. All its blocks are freed and their streams done."""
+        """Takes no more allocations; the pool's memory goes back with the last of its blocks."""
+
+    @abc.abstractmethod
+    def trim_pool(self, pool: Handle, keep: int) -> None:
+        """Gives unused memory back, but for ``keep`` bytes that the pool may hold on to."""
+
+    @abc.abstractmethod
+    def pool_attribute(self, pool: Handle, attribute: int) -> int:
+        """cudaMemPoolGetAttribute of one of the first eight attributes."""
+
+    @abc.abstractmethod
+    def set_pool_attribute(self, pool: Handle, attribute: int, value: int) -> None:
+        """cudaMemPoolSetAttribute of one of the first eight attributes."""
 
     @abc.abstractmethod
     def allocate(self, size: int, pool: Handle, stream: Handle) -> int:
@@ -188,6 +216,40 @@ class Device(abc.ABC):
     @abc.abstractmethod
     def fill(self, address: int, value: int, size: int, stream: Handle) -> None:
         """cudaMemsetAsync."""
+
+    # --- checkpoint: of all devices of the process at once, so called on one of them ---
+
+    @abc.abstractmethod
+    def suspend(self) -> None:
+        """Moves the state of this process on its devices to host memory and gives up the devices
+        (cuCheckpointProcessLock, …Checkpoint). Nothing is in flight, and nothing is asked of any
+        device until `resume`. Waits, bounded; a process that it can't suspend is as before."""
+
+    @abc.abstractmethod
+    def resume(self) -> None:
+        """Brings everything back: the same bytes at the same addresses, streams, events and
+        registrations (cuCheckpointProcessRestore, …Unlock). DeviceError when the devices have no
+        room: then the process is suspended still. Waits, bounded."""
+
+    @abc.abstractmethod
+    def copy_rows(
+        self, destination: Row, source: Row, width: int, height: int, stream: Handle
+    ) -> None:
+        """cudaMemcpy2DAsync(…, cudaMemcpyDefault) of ``height`` rows; each side as in `copy`."""
+
+    @abc.abstractmethod
+    def fill_rows(self, rows: Row, value: int, width: int, height: int, stream: Handle) -> None:
+        """cudaMemset2DAsync of device memory."""
+
+    # --- gates: points where a stream waits for the host ---
+
+    @abc.abstractmethod
+    def gate(self, stream: Handle) -> Handle:
+        """Work put on ``stream`` from now on waits until the gate that this returns is opened."""
+
+    @abc.abstractmethod
+    def open_gate(self, gate: Handle) -> None:
+        """Let the work behind a gate go on; once for each gate."""
 
     @abc.abstractmethod
     def close(self) -> None:

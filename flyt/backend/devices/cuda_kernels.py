@@ -8,12 +8,11 @@ other method of `flyt.backend.devices.cupy.CupyDevice` does.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any
 
 from cuda.bindings import driver
 
-from flyt.backend.devices import cupy
+from flyt.backend.devices.cupy_calls import cuda
 from flyt.backend.devices.kernels import Handle, Kernels, Shape
 from flyt.errors import DeviceError
 from flyt.rpc.kernel_commands import CACHE_CONFIG, MAX_PARAMETERS, FunctionFacts
@@ -23,18 +22,6 @@ NOT_SUPPORTED = 801
 
 JIT_LOG_BYTES = 4000
 """Of the driver's words about an image: what fits into an answer's text."""
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _cuda(
-    method: Callable[Concatenate[CudaKernels, P], R],
-) -> Callable[Concatenate[CudaKernels, P], R]:
-    """Make the device current as `flyt.backend.devices.cupy.CupyDevice` does."""
-    wrap = cast(Callable[[Any], Any], cupy._cuda)  # noqa: SLF001 - one place makes devices current
-    return cast(Callable[Concatenate[CudaKernels, P], R], wrap(method))
 
 
 def _took(answer: tuple[Any, ...], what: str) -> Any:
@@ -65,12 +52,12 @@ class CudaKernels(Kernels):
             self._architecture = self._ask_architecture()
         return self._architecture
 
-    @_cuda
+    @cuda
     def _ask_architecture(self) -> str:
         known = self.runtime.getDeviceProperties(self.ordinal)
         return f"sm_{known['major']}{known['minor']}"
 
-    @_cuda
+    @cuda
     def load(self, image: bytes) -> Handle:
         data = ctypes.create_string_buffer(image)  # with a zero byte, which ends PTX
         log = bytearray(JIT_LOG_BYTES)
@@ -84,15 +71,15 @@ class CudaKernels(Kernels):
         words = bytes(log).split(b"\0", 1)[0].decode(errors="replace").strip()
         return _took(answer, f"loading a module{': ' + words if words else ''}")
 
-    @_cuda
+    @cuda
     def unload(self, module: Handle) -> None:
         _took(driver.cuModuleUnload(module), "unloading a module")
 
-    @_cuda
+    @cuda
     def function(self, module: Handle, name: str) -> Handle:
         return _took(driver.cuModuleGetFunction(module, name.encode()), f"function {name!r}")
 
-    @_cuda
+    @cuda
     def facts(self, function: Handle) -> FunctionFacts:
         attributes = {}
         for one in driver.CUfunction_attribute:
@@ -108,7 +95,7 @@ class CudaKernels(Kernels):
             params.append((int(offset), int(size)))
         return FunctionFacts(attributes, tuple(params))
 
-    @_cuda
+    @cuda
     def set_attribute(self, function: Handle, attribute: int, value: int) -> None:
         try:
             if attribute == CACHE_CONFIG:
@@ -121,19 +108,19 @@ class CudaKernels(Kernels):
             raise DeviceError(INVALID_VALUE, f"no attribute of a function: {exc}") from exc
         _took(answer, f"setting attribute {attribute} of a function to {value}")
 
-    @_cuda
+    @cuda
     def variable(self, module: Handle, name: str) -> tuple[int, int]:
         address, size = _took(driver.cuModuleGetGlobal(module, name.encode()), f"variable {name!r}")
         return int(address), int(size)
 
-    @_cuda
+    @cuda
     def occupancy(self, function: Handle, block: int, shared: int, flags: int) -> int:
         answer = driver.cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
             function, block, shared, flags
         )
         return int(_took(answer, "the occupancy of a function"))
 
-    @_cuda
+    @cuda
     def launch(self, function: Handle, shape: Shape, stream: Any, params: int) -> None:
         if shape.attributes:
             answer = driver.cuLaunchKernelEx(_config(shape, stream), function, params, 0)

@@ -8,18 +8,20 @@ threads of the process share the primary context of each GPU.
 from __future__ import annotations
 
 import collections
-import functools
 import importlib
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
-from flyt.backend.devices import codes
+from flyt.backend.devices import checkpoint, codes
 from flyt.backend.devices.base import Device, DeviceSnapshot, Handle, Notification
+from flyt.backend.devices.cupy_calls import cuda
+from flyt.backend.devices.cupy_linear import CupyLinear
+from flyt.backend.devices.cupy_snapshot import take_snapshot
 from flyt.backend.devices.cupy_waiter import Waiter
-from flyt.backend.devices.properties import describe
+from flyt.backend.devices.sm_cap import SmCap
 from flyt.errors import ConfigurationError, DeviceError
 
 CLOSE_LIMIT = 5.0
@@ -30,41 +32,13 @@ STOCK_LIMIT = 64
 
 # Values of CUDA's header driver_types.h.
 _HOST_REGISTER_PORTABLE_MAPPED = 1 | 2
-_MEMCPY_DEFAULT = 4
 _EVENT_NO_TIMING = 2
 """Without cudaEventBlockingSync: an interrupt costs a copy of 256 MiB a fifth of its time."""
-_MEM_ALLOCATION_TYPE_PINNED = 1
-_MEM_HANDLE_TYPE_NONE = 0
-_MEM_LOCATION_TYPE_DEVICE = 1
 
 _log = logging.getLogger(__name__)
-_thread = threading.local()  # .ordinal: the device that is current in this thread
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
-def _cuda(
-    method: Callable[Concatenate[CupyDevice, P], R],
-) -> Callable[Concatenate[CupyDevice, P], R]:
-    """The one place that makes a device current in a thread and CuPy's errors our own."""
-
-    @functools.wraps(method)
-    def call(self: CupyDevice, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            if getattr(_thread, "ordinal", None) != self.ordinal:
-                self.runtime.setDevice(self.ordinal)
-                _thread.ordinal = self.ordinal
-            return method(self, *args, **kwargs)
-        except self.runtime.CUDARuntimeError as exc:
-            raise DeviceError(int(exc.status), f"{method.__name__}: {exc}") from exc
-        except OverflowError as exc:  # CuPy takes addresses below 2**63, sizes below 2**64
-            raise DeviceError(codes.INVALID_VALUE, f"{method.__name__}: {exc}") from exc
-
-    return call
-
-
-class CupyDevice(Device):
+class CupyDevice(CupyLinear):
     """One GPU.
 
     Parameters
@@ -80,64 +54,49 @@ class CupyDevice(Device):
     """
 
     def __init__(self, runtime: Any, ordinal: int) -> None:
-        self.runtime = runtime
-        self.ordinal = ordinal
+        super().__init__(runtime, ordinal)
         self._lock = threading.Lock()
         self._waiters: dict[int, Waiter] = {}  # by stream, until that is destroyed
         self._leaving: set[Waiter] = set()  # of destroyed streams with work left
         self._stock: collections.deque[int] = collections.deque()  # idle events for marks
-        self._snapshot = self._describe()
+        self._cap: SmCap | None = None
+        self._snapshot = self._take_snapshot()
 
     def snapshot(self) -> DeviceSnapshot:
         return self._snapshot
 
-    @_cuda
+    @cuda
     def memory(self) -> tuple[int, int]:
         free, total = self.runtime.memGetInfo()
         return int(free), int(total)
 
+    @cuda
+    def limit_sms(self, count: int) -> None:
+        self._cap = SmCap(self.ordinal, count)
+
     # --- memory ---
 
-    @_cuda
-    def create_pool(self) -> int:
-        properties = self.runtime.MemPoolProps(
-            _MEM_ALLOCATION_TYPE_PINNED,
-            _MEM_HANDLE_TYPE_NONE,
-            _MEM_LOCATION_TYPE_DEVICE,
-            self.ordinal,
-        )
-        return int(self.runtime.memPoolCreate(properties))
-
-    @_cuda
-    def destroy_pool(self, pool: Handle) -> None:
-        self.runtime.memPoolDestroy(pool)
-
-    @_cuda
-    def allocate(self, size: int, pool: Handle, stream: Handle) -> int:
-        return int(self.runtime.mallocFromPoolAsync(size, pool, stream))
-
-    @_cuda
-    def free(self, address: int, stream: Handle) -> None:
-        self.runtime.freeAsync(address, stream)
-
-    @_cuda
+    @cuda
     def register(self, address: int, size: int) -> None:
         self.runtime.hostRegister(address, size, _HOST_REGISTER_PORTABLE_MAPPED)
 
-    @_cuda
+    @cuda
     def unregister(self, address: int) -> None:
         self.runtime.hostUnregister(address)
 
     # --- streams and events ---
 
-    @_cuda
+    @cuda
     def create_stream(self, flags: int = 1, priority: int = 0) -> int:
-        stream = int(self.runtime.streamCreateWithPriority(flags, priority))
+        if self._cap is None:
+            stream = int(self.runtime.streamCreateWithPriority(flags, priority))
+        else:
+            stream = self._cap.create_stream(priority)
         with self._lock:
             self._waiters[stream] = Waiter(self._wait, self._ended)
         return stream
 
-    @_cuda
+    @cuda
     def destroy_stream(self, stream: Handle) -> None:
         with self._lock:
             waiter = self._waiters.pop(stream, None)
@@ -147,37 +106,37 @@ class CupyDevice(Device):
         waiter.finish()
         self.runtime.streamDestroy(stream)
 
-    @_cuda
+    @cuda
     def create_event(self, flags: int = 2) -> int:
         return int(self.runtime.eventCreateWithFlags(flags))
 
-    @_cuda
+    @cuda
     def destroy_event(self, event: Handle) -> None:
         self.runtime.eventDestroy(event)
 
-    @_cuda
+    @cuda
     def record(self, event: Handle, stream: Handle) -> None:
         self.runtime.eventRecord(event, stream)
 
-    @_cuda
+    @cuda
     def query(self, event: Handle) -> bool:
         code = int(self.runtime.eventQuery(event))  # a code, not an exception
         if code not in (codes.SUCCESS, codes.NOT_READY):
             raise DeviceError(code, "query")
         return code == codes.SUCCESS
 
-    @_cuda
+    @cuda
     def wait_event(self, stream: Handle, event: Handle) -> None:
         self.runtime.streamWaitEvent(stream, event)
 
-    @_cuda
+    @cuda
     def elapsed(self, start: Handle, end: Handle) -> float:
         return float(self.runtime.eventElapsedTime(start, end))
 
     def notify(self, stream: Handle, call: Notification) -> None:
         self.watch(self.mark(stream), call)
 
-    @_cuda
+    @cuda
     def mark(self, stream: Handle) -> tuple[int, int]:
         with self._lock:
             if stream not in self._waiters:
@@ -205,15 +164,13 @@ class CupyDevice(Device):
             raise DeviceError(codes.INVALID_RESOURCE_HANDLE, "watch: the stream is destroyed")
         waiter.put(event, call)
 
-    # --- work ---
+    # --- checkpoint ---
 
-    @_cuda
-    def copy(self, destination: int, source: int, size: int, stream: Handle) -> None:
-        self.runtime.memcpyAsync(destination, source, size, _MEMCPY_DEFAULT, stream)
+    def suspend(self) -> None:
+        checkpoint.suspend(os.getpid())
 
-    @_cuda
-    def fill(self, address: int, value: int, size: int, stream: Handle) -> None:
-        self.runtime.memsetAsync(address, value, size, stream)
+    def resume(self) -> None:
+        checkpoint.resume(os.getpid())
 
     def close(self) -> None:
         deadline = time.monotonic() + CLOSE_LIMIT
@@ -235,24 +192,11 @@ class CupyDevice(Device):
 
     # --- inside ---
 
-    @_cuda
-    def _describe(self) -> DeviceSnapshot:
-        runtime, ordinal = self.runtime, self.ordinal
-        known = runtime.getDeviceProperties(ordinal)
-        name, memory = known["name"].decode(), int(known["totalGlobalMem"])
-        attributes = _attributes(runtime, ordinal)
-        others = (n for n in range(runtime.getDeviceCount()) if n != ordinal)
-        return DeviceSnapshot(
-            name=name,
-            total_memory=memory,
-            kind="cupy",
-            attributes=attributes,
-            properties=describe(attributes, name=name, memory=memory, uuid=_uuid(ordinal)),
-            pci_bus_id=str(runtime.deviceGetPCIBusId(ordinal)).rstrip("\0"),
-            peers=[n for n in others if runtime.deviceCanAccessPeer(ordinal, n)],
-        )
+    @cuda
+    def _take_snapshot(self) -> DeviceSnapshot:
+        return take_snapshot(self.runtime, self.ordinal)
 
-    @_cuda
+    @cuda
     def _discard(self, streams: list[int], events: list[int]) -> None:
         for stream in streams:
             self.runtime.streamDestroy(stream)
@@ -267,12 +211,12 @@ class CupyDevice(Device):
             return exc.code  # the event is not used again: its context may be broken
         return codes.SUCCESS
 
-    @_cuda
+    @cuda
     def _synchronize(self, event: int) -> None:
         self.runtime.eventSynchronize(event)
         self._put_back(event)
 
-    @_cuda
+    @cuda
     def _put_back(self, event: int) -> None:
         with self._lock:
             if len(self._stock) < STOCK_LIMIT:
@@ -318,33 +262,3 @@ def _runtime() -> Any:
         raise ConfigurationError(
             f"CuPy can't be imported ({reason}): install flyt[gpu], or use --device emulated"
         ) from exc
-
-
-def _attributes(runtime: Any, ordinal: int) -> dict[str, int]:
-    """Every attribute that CUDA's header names and this driver knows."""
-    # Imported here: a machine without a GPU has no use for it.
-    from cuda.bindings.runtime import cudaDeviceAttr
-
-    values = {}
-    for attribute in cudaDeviceAttr:
-        name = attribute.name.removeprefix("cudaDevAttr")
-        if name.startswith("Reserved"):
-            continue
-        try:
-            values[name] = int(runtime.deviceGetAttribute(int(attribute), ordinal))
-        except runtime.CUDARuntimeError:
-            continue  # newer than the driver
-    return values
-
-
-def _uuid(ordinal: int) -> bytes:
-    """From the driver: CuPy reads a UUID as C text, which ends at its first zero byte."""
-    # Imported here: a machine without a GPU has no use for it, and no driver to load.
-    from cuda.bindings import driver
-
-    code, device = driver.cuDeviceGet(ordinal)  # CUDA is initialised: the ordinals are CuPy's
-    if not code:
-        code, uuid = driver.cuDeviceGetUuid(device)
-    if code:
-        raise DeviceError(int(code), f"the UUID of device {ordinal}")
-    return bytes(uuid.bytes)

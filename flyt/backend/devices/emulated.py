@@ -8,17 +8,16 @@ whoever reuses a source or reads a destination too early is found out.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import time
 
 from flyt.backend.devices import codes, emulated_attributes, emulated_memory
-from flyt.backend.devices.base import Device, DeviceSnapshot, Handle, Mark, Notification
-from flyt.backend.devices.emulated_context import Context
-from flyt.backend.devices.emulated_memory import Dying, Memory, Pool
+from flyt.backend.devices.base import DeviceSnapshot, Handle, Mark, Notification
+from flyt.backend.devices.emulated_base import nothing
+from flyt.backend.devices.emulated_pools import EmulatedPools
 from flyt.backend.devices.emulated_stream import Event, Record, Stream
-from flyt.backend.devices.properties import describe
-from flyt.errors import DeviceError
+from flyt.backend.devices.emulated_work import EmulatedWork
+from flyt.errors import ConfigurationError, DeviceError
 
 NAME = "Flyt emulated device"
 
@@ -31,9 +30,6 @@ CLOSE_PATIENCE = 3.0
 CLOSE_LIMIT = 5.0
 """Seconds after which close() returns, whatever still runs."""
 
-BRIEF_BYTES = 4 << 20
-"""What a memmove does in a few microseconds, less than waking a stream's thread takes."""
-
 _DISABLE_TIMING = 2
 _EVENT_FLAGS = frozenset({0, 1, 2, 3})  # BlockingSync and DisableTiming
 _STREAM_FLAGS = frozenset({0, 1})  # default and NonBlocking
@@ -41,7 +37,7 @@ _STREAM_FLAGS = frozenset({0, 1})  # default and NonBlocking
 _log = logging.getLogger(__name__)
 
 
-class EmulatedDevice(Device):
+class EmulatedDevice(EmulatedPools, EmulatedWork):
     """One emulated GPU.
 
     Parameters
@@ -57,71 +53,12 @@ class EmulatedDevice(Device):
     work alone bounds the wait.
     """
 
-    def __init__(self, context: Context, ordinal: int) -> None:
-        self.ordinal = ordinal
-        self._context = context
-        size = context.options.memory
-        self._memory = Memory(emulated_memory.map_arena(size, ordinal), size)
-        self._streams: set[Stream] = set()
-        self._closed = False
-        with context.lock:
-            context.memories.append(self._memory)
-            context.streams.append(self._streams)
-
     def snapshot(self) -> DeviceSnapshot:
-        attributes = emulated_attributes.attributes(self.ordinal)
-        properties = describe(
-            attributes,
-            name=NAME,
-            memory=self._memory.size,
-            uuid=emulated_attributes.identity(self.ordinal),
-        )
-        # They lie in one address space: each reads the others' memory.
-        peers = [n for n in range(self._context.options.devices) if n != self.ordinal]
-        return DeviceSnapshot(
-            name=NAME,
-            total_memory=self._memory.size,
-            kind="emulated",
-            attributes=attributes,
-            properties=properties,
-            pci_bus_id=emulated_attributes.pci_bus_id(self.ordinal),
-            peers=peers,
-        )
+        count = self._context.options.devices
+        return emulated_attributes.snapshot(NAME, self.ordinal, self._memory.size, count)
 
-    def memory(self) -> tuple[int, int]:
-        self._enter("memory")
-        return self._memory.free, self._memory.size
-
-    # --- memory ---
-
-    def create_pool(self) -> Pool:
-        self._enter("create_pool")
-        return Pool(self)
-
-    def destroy_pool(self, pool: Handle) -> None:
-        self._enter("destroy_pool")
-        with self._context.lock:
-            for address in list(self._pool(pool).blocks):
-                self._memory.reclaim(self._memory.forget(address))
-            pool.destroyed = True
-
-    def allocate(self, size: int, pool: Handle, stream: Handle) -> int:
-        failure = self._enter("allocate")
-        with self._context.lock:
-            queue = self._stream(stream)
-            if failure:
-                queue.start().put_work(_nothing, failure)
-            return self._memory.allocate(size, self._pool(pool), queue.dying)
-
-    def free(self, address: int, stream: Handle) -> None:
-        failure = self._enter("free")
-        with self._context.lock:
-            queue = self._stream(stream).start()
-            block = self._memory.forget(address)
-            queue.dying.append(block)
-            if failure:
-                queue.put_work(_nothing, failure)
-            queue.put(lambda: self._reclaim(block, queue))
+    def limit_sms(self, count: int) -> None:
+        raise ConfigurationError(f"--sm-limit {count}: the emulated device has no SMs to limit")
 
     def register(self, address: int, size: int) -> None:
         self._enter("register")
@@ -173,7 +110,7 @@ class EmulatedDevice(Device):
             else:
                 queue.start()
                 if failure:
-                    queue.put_work(_nothing, failure)
+                    queue.put_work(nothing, failure)
                 queue.put(record.reach)
             target.record = record
 
@@ -191,7 +128,7 @@ class EmulatedDevice(Device):
                 return
             queue.start()
             if failure:
-                queue.put_work(_nothing, failure)
+                queue.put_work(nothing, failure)
             if record is not None:
                 queue.put_wait(record)
 
@@ -222,31 +159,17 @@ class EmulatedDevice(Device):
         self.notify(stream, mark.reach)
         return mark
 
-    # --- work ---
+    # --- checkpoint ---
 
-    def copy(self, destination: int, source: int, size: int, stream: Handle) -> None:
-        failure = self._enter("copy")
+    def suspend(self) -> None:
+        self._enter("suspend")
         with self._context.lock:
-            queue = self._stream(stream)
-            if size:
-                self._context.check(destination, size, "copy to")
-                self._context.check(source, size, "copy from")
-                if self._is_brief(queue, size, failure):
-                    ctypes.memmove(destination, source, size)
-                    return
-                queue.start()
-                queue.put_work(lambda: self._move(destination, source, size, queue), failure)
+            self._context.suspend()
 
-    def fill(self, address: int, value: int, size: int, stream: Handle) -> None:
-        failure = self._enter("fill")
+    def resume(self) -> None:
+        self._enter("resume")
         with self._context.lock:
-            queue = self._stream(stream)
-            if size:
-                self._context.check(address, size, "fill")
-                if self._is_brief(queue, size, failure):
-                    _fill(address, value, size)
-                    return
-                queue.start().put_work(lambda: _fill(address, value, size), failure)
+            self._context.resume()
 
     def close(self) -> None:
         context = self._context
@@ -275,72 +198,8 @@ class EmulatedDevice(Device):
         else:  # a copy still runs: to unmap its memory would be a segmentation fault
             _log.warning("emulated device %d: a copy outlives close()", self.ordinal)
 
-    # --- inside ---
-
-    def _is_brief(self, queue: Stream, size: int, failure: int) -> bool:
-        """Whether work is so short, with nothing before it, that it is done at the call: a real
-        device is done with it before the call is back too."""
-        options = self._context.options
-        slowed = options.latency > 0 or size / options.bandwidth > 0
-        return size <= BRIEF_BYTES and not (failure or slowed) and queue.is_idle
-
-    def _enter(self, operation: str) -> int:
-        if self._closed:
-            raise DeviceError(codes.CONTEXT_IS_DESTROYED, f"{operation}: the device is closed")
-        return self._context.enter(operation)
-
-    def _others_work(self, operation: str) -> list[tuple[Stream, int]]:
-        work = self._context.outstanding()
-        if any(stream.is_current for stream, _ in work):
-            raise DeviceError(
-                codes.NOT_PERMITTED, f"{operation}: called by a notification, it waits for itself"
-            )
-        return work
-
-    def _pool(self, handle: Handle) -> Pool:
-        if not isinstance(handle, Pool) or handle.owner is not self or handle.destroyed:
-            raise DeviceError(codes.INVALID_VALUE, "no memory pool of this device")
-        return handle
-
-    def _stream(self, handle: Handle) -> Stream:
-        if not isinstance(handle, Stream) or handle.owner is not self or handle.destroyed:
-            raise DeviceError(codes.INVALID_RESOURCE_HANDLE, "no stream of this device")
-        return handle
-
-    def _event(self, handle: Handle) -> Event:
-        if not isinstance(handle, Event) or handle.destroyed:
-            raise DeviceError(codes.INVALID_RESOURCE_HANDLE, "no event")
-        return handle
-
-    def _own_event(self, handle: Handle) -> Event:
-        if self._event(handle).owner is not self:
-            raise DeviceError(codes.INVALID_RESOURCE_HANDLE, "an event of another device")
-        return self._event(handle)
-
-    def _ended(self, stream: Stream) -> None:
-        with self._context.lock:
-            self._streams.discard(stream)
-
-    def _reclaim(self, block: Dying, queue: Stream) -> None:
-        with self._context.lock:
-            queue.dying.remove(block)
-            self._memory.reclaim(block)
-
-    def _move(self, destination: int, source: int, size: int, queue: Stream) -> None:
-        options = self._context.options
-        queue.pause(options.latency + size / options.bandwidth)
-        ctypes.memmove(destination, source, size)  # ctypes releases the GIL
-
 
 def _join(streams: list[Stream], deadline: float) -> bool:
     """Waits for each of them, not just up to the first that is late."""
     ended = [stream.join(deadline) for stream in streams]
     return all(ended)
-
-
-def _fill(address: int, value: int, size: int) -> None:
-    ctypes.memset(address, value & 0xFF, size)
-
-
-def _nothing() -> None:
-    """The work of a call that is made to fail: it is never done."""

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import uuid
 
+from flyt.backend.devices.base import DeviceSnapshot
+from flyt.backend.devices.properties import describe
+
 _ATTRIBUTES = {
     "MaxThreadsPerBlock": 1024,
     "MaxBlockDimX": 1024,
@@ -149,3 +152,18 @@ def pci_bus_id(ordinal: int) -> str:
 def identity(ordinal: int) -> bytes:
     """The UUID of a device: the same in each process, as a GPU's is."""
     return uuid.uuid5(_UUIDS, str(ordinal)).bytes
+
+
+def snapshot(name: str, ordinal: int, memory: int, count: int) -> DeviceSnapshot:
+    """What one of ``count`` devices with ``memory`` bytes tells of itself."""
+    found = attributes(ordinal)
+    return DeviceSnapshot(
+        name=name,
+        total_memory=memory,
+        kind="emulated",
+        attributes=found,
+        properties=describe(found, name=name, memory=memory, uuid=identity(ordinal)),
+        pci_bus_id=pci_bus_id(ordinal),
+        # They lie in one address space: each reads the others' memory.
+        peers=[n for n in range(count) if n != ordinal],
+    )

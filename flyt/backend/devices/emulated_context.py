@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import bisect
 import collections
+import contextlib
 import threading
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,9 @@ from flyt.errors import DeviceError
 
 if TYPE_CHECKING:  # a stream needs its context, and the context only the name
     from flyt.backend.devices.emulated_stream import Stream
+
+_WHILE_SUSPENDED = frozenset({"memory", "resume"})
+"""Operations that a suspended process answers."""
 
 
 class Context:
@@ -29,6 +33,8 @@ class Context:
         Notified whenever a stream has finished a task; guards `broken` and the streams' counts.
     broken : int
         The sticky error that ended the context; 0 while it lives.
+    suspended : bool
+        Whether the devices' memory is elsewhere.
     """
 
     def __init__(self, options: EmulatedOptions) -> None:
@@ -36,6 +42,7 @@ class Context:
         self.lock = threading.RLock()
         self.progress = threading.Condition()
         self.broken = 0
+        self.suspended = False
         self.memories: list[Memory] = []
         self.streams: list[set[Stream]] = []  # one set a device
         self._calls: collections.Counter[str] = collections.Counter()
@@ -52,6 +59,9 @@ class Context:
         """
         if self.broken:
             raise DeviceError(self.broken, f"{operation}: an earlier fault broke the context")
+        if self.suspended and operation not in _WHILE_SUSPENDED:
+            # CUDA would block the caller; here whoever forgets that is found out.
+            raise DeviceError(codes.NOT_PERMITTED, f"{operation}: the process is suspended")
         if not self.options.faults:
             return codes.SUCCESS
         with self.lock:
@@ -120,6 +130,27 @@ class Context:
             return self.progress.wait_for(
                 lambda: all(stream.finished >= goal for stream, goal in outstanding), timeout
             )
+
+    def suspend(self) -> None:
+        """All devices give their memory up. With the lock held."""
+        if any(stream.finished < goal for stream, goal in self.outstanding()):
+            raise DeviceError(codes.NOT_READY, "suspend: work is in flight")
+        if self.suspended:
+            raise DeviceError(codes.NOT_PERMITTED, "suspend: the process is suspended already")
+        with contextlib.ExitStack() as undo:
+            for memory in self.memories:
+                undo.callback(memory.resume)
+                memory.suspend()
+            undo.pop_all()
+        self.suspended = True
+
+    def resume(self) -> None:
+        """Undoes `suspend`. With the lock held."""
+        if not self.suspended:
+            raise DeviceError(codes.NOT_PERMITTED, "resume: the process is not suspended")
+        for memory in self.memories:
+            memory.resume()
+        self.suspended = False
 
     def _pinned(self, address: int, size: int) -> bool:
         index = bisect.bisect_right(self._starts, address) - 1

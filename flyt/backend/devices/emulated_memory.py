@@ -28,6 +28,7 @@ ALIGNMENT = 512
 
 # mmap flags of Linux that Python's mmap module does not name everywhere.
 _MAP_NORESERVE = 0x4000
+_MAP_FIXED = 0x10
 _MAP_FIXED_NOREPLACE = 0x10_0000
 _MADV_HUGEPAGE = 14
 _MAP_FAILED = ctypes.c_void_p(-1).value
@@ -73,13 +74,50 @@ def unmap(address: int, size: int) -> None:
     _libc.munmap(address, size)
 
 
+def _remap(address: int, size: int, protection: int) -> None:
+    """Fresh zero pages in place of all that is mapped there."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED
+    if _libc.mmap(address, size, protection, flags, -1, 0) != address:
+        reason = os.strerror(ctypes.get_errno())
+        raise DeviceError(codes.OPERATING_SYSTEM, f"map {size} bytes at {address:#x}: {reason}")
+
+
+def _view(address: int, size: int) -> memoryview:
+    return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+
+
 class Pool:
-    """The blocks that one session holds (cudaMemPool_t)."""
+    """The blocks that one session holds (cudaMemPool_t).
+
+    Attributes
+    ----------
+    settings : dict of int to int
+        cudaMemPoolAttr 1 to 4, which change nothing here: nothing unused is ever kept.
+    used, used_high : int
+        Bytes of its blocks now, and the most there were.
+    reserved, reserved_high : int
+        The same with blocks that were freed on a stream which has not got there yet.
+    """
 
     def __init__(self, owner: object) -> None:
         self.owner = owner
         self.blocks: set[int] = set()
         self.destroyed = False
+        self.settings = {1: 1, 2: 1, 3: 1, 4: 0}
+        self.used = self.used_high = self.reserved = self.reserved_high = 0
+
+    def reserve(self, extent: int) -> None:
+        self.reserved += extent
+        self.reserved_high = max(self.reserved_high, self.reserved)
+
+    def add(self, address: int, extent: int) -> None:
+        self.blocks.add(address)
+        self.used += extent
+        self.used_high = max(self.used_high, self.used)
+
+    def remove(self, address: int, extent: int) -> None:
+        self.blocks.discard(address)
+        self.used -= extent
 
 
 @dataclasses.dataclass(slots=True)
@@ -98,6 +136,7 @@ class Dying:
 
     address: int
     extent: int
+    pool: Pool
     reused: bool = False
     """The same stream has allocated it again: its order makes that safe, as in CUDA's pools."""
 
@@ -120,6 +159,7 @@ class Memory:
         self._blocks: dict[int, Block] = {}
         self._starts: list[int] = []  # sorted addresses of the blocks
         self._holes: list[tuple[int, int]] = [(base, size)]  # sorted, never adjacent
+        self._saved: dict[int, bytes] | None = None  # what blocks hold while it is suspended
 
     def __contains__(self, address: int) -> bool:
         return self.base <= address < self.base + self.size
@@ -136,20 +176,24 @@ class Memory:
         return address + size <= block.address + block.size
 
     def allocate(self, size: int, pool: Pool, dying: list[Dying]) -> int:
-        """First fit. Memory short, blocks ``dying`` on the same stream are taken as a whole."""
+        """Blocks ``dying`` on the same stream first, as a whole, as CUDA's pools do; else first
+        fit."""
         if size <= 0:
             raise DeviceError(codes.INVALID_VALUE, f"allocate {size} bytes")
         need = -(-size // ALIGNMENT) * ALIGNMENT
+        for block in dying:
+            if block.extent >= need and not block.reused:
+                block.reused = True
+                block.pool.reserved -= block.extent
+                pool.reserve(block.extent)
+                return self._add(Block(block.address, size, block.extent, pool))
         for index, (start, length) in enumerate(self._holes):
             if length >= need:
                 rest = [(start + need, length - need)] if length > need else []
                 self._holes[index : index + 1] = rest
                 self.free -= need
+                pool.reserve(need)
                 return self._add(Block(start, size, need, pool))
-        for block in dying:
-            if block.extent >= need and not block.reused:
-                block.reused = True
-                return self._add(Block(block.address, size, block.extent, pool))
         raise DeviceError(
             codes.MEMORY_ALLOCATION, f"allocate {size} bytes, {self.free} of {self.size} are free"
         )
@@ -160,8 +204,8 @@ class Memory:
         if block is None:
             raise DeviceError(codes.INVALID_VALUE, f"free {address:#x}, where no block starts")
         del self._starts[bisect.bisect_left(self._starts, address)]
-        block.pool.blocks.discard(address)
-        return Dying(address, block.extent)
+        block.pool.remove(address, block.extent)
+        return Dying(address, block.extent, block.pool)
 
     def reclaim(self, block: Dying) -> None:
         """The bytes may serve anyone again; adjacent holes become one."""
@@ -169,6 +213,7 @@ class Memory:
             return
         start, end = block.address, block.address + block.extent
         self.free += block.extent
+        block.pool.reserved -= block.extent
         index = bisect.bisect_left(self._holes, (start, 0))
         first = last = index
         if index < len(self._holes) and self._holes[index][0] == end:
@@ -179,8 +224,31 @@ class Memory:
             first = index - 1
         self._holes[first:last] = [(start, end - start)]
 
+    def suspend(self) -> None:
+        """Moves the bytes of all blocks elsewhere, and gives all pages of the arena back: who
+        touches it faults."""
+        self._saved = {
+            start: bytes(_view(start, self._blocks[start].size)) for start in self._starts
+        }
+        _remap(self.base, self.size, 0)
+        self.free += self._occupied()
+
+    def resume(self) -> None:
+        """Brings the bytes back to their addresses. Those of free memory are gone."""
+        if self._saved is None:
+            return
+        _remap(self.base, self.size, mmap.PROT_READ | mmap.PROT_WRITE)
+        _libc.madvise(self.base, self.size, _MADV_HUGEPAGE)
+        for start, data in self._saved.items():
+            _view(start, len(data))[:] = data
+        self._saved = None
+        self.free -= self._occupied()
+
+    def _occupied(self) -> int:
+        return sum(block.extent for block in self._blocks.values())
+
     def _add(self, block: Block) -> int:
         self._blocks[block.address] = block
         bisect.insort(self._starts, block.address)
-        block.pool.blocks.add(block.address)
+        block.pool.add(block.address, block.extent)
         return block.address

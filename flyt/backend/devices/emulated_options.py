@@ -18,13 +18,19 @@ MAX_DEVICES = 64
 MAX_MEMORY = 1 << 40
 """Devices lie this far apart."""
 
-STREAM_OPERATIONS = frozenset({"allocate", "free", "copy", "fill", "record", "wait_event"})
+STREAM_OPERATIONS = frozenset(
+    {"allocate", "free", "copy", "fill", "copy_rows", "fill_rows", "record", "wait_event"}
+)
 """Operations that a stream carries out: only these can fail after the call has returned."""
 
 OPERATIONS = STREAM_OPERATIONS | {
     "memory",
     "create_pool",
     "destroy_pool",
+    "trim_pool",
+    "pool_attribute",
+    "set_pool_attribute",
+    "gate",
     "register",
     "unregister",
     "create_stream",
@@ -35,6 +41,9 @@ OPERATIONS = STREAM_OPERATIONS | {
     "elapsed",
     "notify",
 }
+
+CHECKPOINTS = frozenset({"suspend", "resume"})
+"""Operations on the whole process, which its owner asks for and no client."""
 
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _FAULT_FIELDS = (3, 4)  # OP:CODE:N, and perhaps :async
@@ -156,7 +165,7 @@ def _fault(value: str) -> Fault:
             f"emulated device: fault={value} must be OPERATION:CODE:N or OPERATION:CODE:N:async, "
             "where CODE is a cudaError_t and the N-th call fails, counted from 1"
         )
-    known = STREAM_OPERATIONS if last else OPERATIONS
+    known = STREAM_OPERATIONS if last else OPERATIONS | CHECKPOINTS
     if fields[0] not in known:
         raise ConfigurationError(
             f"emulated device: fault={value}: {fields[0]!r} is none of {', '.join(sorted(known))}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import operator
+import re
 from typing import Any
 
 from cuda.bindings.runtime import cudaDeviceAttr, cudaDeviceProp
@@ -20,6 +21,11 @@ from flyt.frontend.current import thread
 
 NAME_BYTES = 256
 """``char name[256]`` of cudaDeviceProp."""
+
+INVALID_DEVICE = 101
+
+_BUS_ID = r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.([0-7]))?"
+"""domain:bus:device.function, of which the first and the last may be left out."""
 
 _INT_BITS = 32
 
@@ -106,6 +112,30 @@ def cudaDeviceGetPCIBusId(length: int, device: int) -> Answer:
     if room < len(text):
         raise DeviceError(INVALID_VALUE, f"a PCI bus id does not fit in {room} bytes")
     return (text.ljust(room),)
+
+
+@cuda(1)
+def cudaDeviceGetByPCIBusId(pciBusId: bytes) -> Answer:
+    """The device with a PCI bus id (bytes, hexadecimal, with or without the domain).
+
+    Notes
+    -----
+    cudaErrorInvalidDevice where there is none, cudaErrorInvalidValue for what is no bus id.
+    """
+    wanted = _bus_id(pciBusId.rstrip(b"\0").decode("ascii", "replace"))
+    for ordinal, device in enumerate(current.current().devices):
+        if _bus_id(device["pci_bus_id"]) == wanted:
+            return (ordinal,)
+    raise DeviceError(INVALID_DEVICE, f"no device has the PCI bus id {pciBusId!r}")
+
+
+def _bus_id(text: str) -> list[int]:
+    parts = re.fullmatch(
+        r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.([0-7]))?", text.lower()
+    )
+    if parts is None:
+        raise DeviceError(INVALID_VALUE, f"{text!r} is no PCI bus id")
+    return [int(part or "0", 16) for part in parts.groups()]
 
 
 @cuda(1)

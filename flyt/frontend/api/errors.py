@@ -5,11 +5,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from cuda.bindings import runtime as cudart
+from cuda.bindings.runtime import cudaError_t
 
 from flyt.frontend import current
 from flyt.frontend.api.convention import Answer, error_of
+from flyt.frontend.api.error_texts import TEXTS
 from flyt.frontend.current import thread
+
+UNKNOWN = "unrecognized error code"
+"""What CUDA calls codes that it doesn't know, name and text alike."""
 
 
 def cudaGetLastError() -> Answer:
@@ -30,10 +34,18 @@ def _last() -> int:
 
 
 def cudaGetErrorName(error: Any) -> Answer:
-    """The name of an error code, as bytes."""
-    return tuple(cudart.cudaGetErrorName(error))
+    """The name of an error code, as bytes. Asks no driver: works where there is none."""
+    code = _code(error)
+    names = (e.name for e in cudaError_t if e == code)
+    return error_of(0), next(names, UNKNOWN).encode()
 
 
 def cudaGetErrorString(error: Any) -> Answer:
-    """What an error code means, as bytes."""
-    return tuple(cudart.cudaGetErrorString(error))
+    """What an error code means, as bytes. Asks no driver: works where there is none."""
+    return error_of(0), TEXTS.get(_code(error), UNKNOWN).encode()
+
+
+def _code(error: Any) -> int:
+    if error is None:
+        raise TypeError("Argument 'error' must not be None")
+    return int(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cuda.bindings.runtime import cudaStream_t
+from cuda.bindings.runtime import cudaStream_t, cudaStreamCaptureStatus
 
 from flyt.errors import DeviceError
 from flyt.frontend import current
@@ -102,3 +102,10 @@ def cudaStreamGetFlags(hStream: Any) -> Answer:
 def cudaStreamGetPriority(hStream: Any) -> Answer:
     """The priority of a stream, after clamping; 0 for the default streams."""
     return (stream_of(current.current(), hStream).priority,)
+
+
+@cuda(1)
+def cudaStreamIsCapturing(stream: Any) -> Answer:
+    """No stream is ever captured: cudaStreamCaptureStatusNone."""
+    stream_of(current.current(), stream)
+    return (cudaStreamCaptureStatus.cudaStreamCaptureStatusNone,)

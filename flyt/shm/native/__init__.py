@@ -13,7 +13,7 @@ import logging
 import os
 from pathlib import Path
 
-ABI = 3
+ABI = 4
 """What ``flyt_abi`` of a matching library answers."""
 
 LIBRARY = Path(__file__).resolve().parent / "libflyt.so"
@@ -30,6 +30,11 @@ _QUICK = {
     "flyt_ring_read": (ctypes.c_int64, (_ADDRESS, _POSITION, _U32, _U32, ctypes.c_char_p)),
     "flyt_ring_sleep": (ctypes.c_int, (_ADDRESS, _POSITION, _U64)),
     "flyt_ring_wake": (None, (_ADDRESS,)),
+    "flyt_engine_job_size": (ctypes.c_size_t, ()),
+    "flyt_engine_post": (
+        None,
+        (_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, ctypes.c_size_t, ctypes.c_size_t),
+    ),
     "flyt_shield_size": (ctypes.c_size_t, ()),
     "flyt_shield_init": (None, (_ADDRESS, ctypes.POINTER(ctypes.c_int), ctypes.c_int, _ADDRESS)),
     "flyt_shield_enter": (None, (_ADDRESS,)),
@@ -40,7 +45,7 @@ _QUICK = {
 _LONG = {
     "flyt_ring_wait": (ctypes.c_int, (_ADDRESS, _POSITION, _U64, ctypes.c_int)),
     "flyt_engine_open": (_ADDRESS, (ctypes.c_int, _U64)),
-    "flyt_engine_copy": (None, (_ADDRESS, _ADDRESS, _ADDRESS, ctypes.c_size_t, ctypes.c_size_t)),
+    "flyt_engine_wait": (None, (_ADDRESS, _ADDRESS)),
     "flyt_engine_close": (None, (_ADDRESS,)),
 }
 """These give the GIL away."""
@@ -69,9 +74,11 @@ class Native:
         self.shield_init = quick.flyt_shield_init
         self.shield_enter = quick.flyt_shield_enter
         self.shield_leave = quick.flyt_shield_leave
+        self.engine_post = quick.flyt_engine_post
+        self.engine_job_size = int(quick.flyt_engine_job_size())
         self.ring_wait = long.flyt_ring_wait
         self.engine_open = long.flyt_engine_open
-        self.engine_copy = long.flyt_engine_copy
+        self.engine_wait = long.flyt_engine_wait
         self.engine_close = long.flyt_engine_close
 
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The copy engine: one memmove by several threads that stay.
+// The copy engine: memmove by several threads that stay.
 //
-// A copy is cut into pieces that the caller and the engine's threads fetch one by one, so a thread
-// that wakes late costs nothing. Between two copies a thread spins for a while (where the machine has
-// processors to spare) and then sleeps.
+// A copy is cut into pieces that the engine's threads, and whoever waits for it, fetch one by one: a
+// thread that wakes late costs nothing. Copies form a queue, so that the threads go on to the next one
+// while the last pieces of the one before are under way. Without work a thread spins for a while (where
+// the machine has processors to spare) and then sleeps.
 
 #include <pthread.h>
 #include <sched.h>
@@ -18,15 +19,15 @@ typedef struct job {
     char *dst;
     const char *src;
     size_t size, piece;
-    _Atomic size_t next; // where the next piece begins
-    int helpers;         // threads at work on it; guarded by the engine's lock
-    struct job *link;
+    _Atomic size_t next;  // where the next piece begins
+    _Atomic int helpers;  // threads at work on it; changed under the engine's lock
+    struct job *link;     // the next one in the queue
 } job_t;
 
 typedef struct {
     pthread_mutex_t lock;
     pthread_cond_t work, done;
-    job_t *jobs;
+    job_t *jobs; // in the order of their posting
     _Atomic uint64_t posted; // jobs so far: what an idle thread spins on
     _Atomic int closing;
     int count;
@@ -42,11 +43,22 @@ static void copy_pieces(job_t *job) {
     }
 }
 
-static job_t *unfinished(engine_t *engine) {
-    for (job_t *job = engine->jobs; job; job = job->link)
+// The first job that has pieces left, not beyond `last`.
+static job_t *unfinished(engine_t *engine, const job_t *last) {
+    for (job_t *job = engine->jobs; job; job = job == last ? NULL : job->link)
         if (atomic_load_explicit(&job->next, memory_order_relaxed) < job->size)
             return job;
     return NULL;
+}
+
+// Under the lock, which is let go meanwhile.
+static void help(engine_t *engine, job_t *job) {
+    job->helpers++;
+    pthread_mutex_unlock(&engine->lock);
+    copy_pieces(job);
+    pthread_mutex_lock(&engine->lock);
+    if (!--job->helpers)
+        pthread_cond_broadcast(&engine->done);
 }
 
 static uint64_t now_ns(void) {
@@ -66,7 +78,7 @@ static void *serve(void *argument) {
     engine_t *engine = argument;
     pthread_mutex_lock(&engine->lock);
     while (!engine->closing) {
-        job_t *job = unfinished(engine);
+        job_t *job = unfinished(engine, NULL);
         if (!job) {
             uint64_t seen = engine->posted;
             if (engine->spin_ns) {
@@ -78,12 +90,7 @@ static void *serve(void *argument) {
                 pthread_cond_wait(&engine->work, &engine->lock);
             continue;
         }
-        job->helpers++;
-        pthread_mutex_unlock(&engine->lock);
-        copy_pieces(job);
-        pthread_mutex_lock(&engine->lock);
-        if (!--job->helpers)
-            pthread_cond_broadcast(&engine->done);
+        help(engine, job);
     }
     pthread_mutex_unlock(&engine->lock);
     return NULL;
@@ -122,22 +129,41 @@ engine_t *flyt_engine_open(int helpers, uint64_t spin_ns) {
     return engine;
 }
 
-// Copy between ranges that don't overlap; returns when the last byte is in place.
-void flyt_engine_copy(engine_t *engine, char *dst, const char *src, size_t size, size_t piece) {
-    job_t job = {.dst = dst, .src = src, .size = size, .piece = piece};
+size_t flyt_engine_job_size(void) { return sizeof(job_t); }
+
+// Queue a copy between ranges that don't overlap. They, and `job`, stay until flyt_engine_wait returns.
+void flyt_engine_post(engine_t *engine, job_t *job, char *dst, const char *src, size_t size, size_t piece) {
+    *job = (job_t){.dst = dst, .src = src, .size = size, .piece = piece};
     pthread_mutex_lock(&engine->lock);
-    job.link = engine->jobs;
-    engine->jobs = &job;
+    job_t **at = &engine->jobs;
+    while (*at)
+        at = &(*at)->link;
+    *at = job;
     engine->posted++;
     pthread_cond_broadcast(&engine->work);
     pthread_mutex_unlock(&engine->lock);
-    copy_pieces(&job);
+}
+
+// Help until the last byte of a copy is in place. At once if it was waited for already, or never posted (its
+// memory is zero then): an interrupt may have struck before or after.
+void flyt_engine_wait(engine_t *engine, job_t *job) {
     pthread_mutex_lock(&engine->lock);
+    if (atomic_load_explicit(&job->next, memory_order_relaxed) < job->size)
+        for (job_t *first; (first = unfinished(engine, job));)
+            help(engine, first);
     job_t **at = &engine->jobs;
-    while (*at != &job)
+    while (*at && *at != job)
         at = &(*at)->link;
-    *at = job.link;
-    while (job.helpers)
+    if (*at)
+        *at = job->link;
+    if (engine->spin_ns && job->helpers) { // a piece's time, less than a sleep and a wake-up
+        pthread_mutex_unlock(&engine->lock);
+        uint64_t end = now_ns() + engine->spin_ns;
+        while (job->helpers && now_ns() < end)
+            sched_yield();
+        pthread_mutex_lock(&engine->lock);
+    }
+    while (job->helpers)
         pthread_cond_wait(&engine->done, &engine->lock);
     pthread_mutex_unlock(&engine->lock);
 }

@@ -16,7 +16,7 @@
 #define SPLIT_UPPER 0u    /* the upper half's index; lower halves follow in order of loading */
 #define SPLIT_HALVES 8u   /* one upper, up to seven lower: one byte of indices is plenty */
 #define SPLIT_THREADS 1024u /* upper-half threads that call a lower half at the same time */
-#define SPLIT_REGIONS 96u /* mappings noted per half when it has published; a half has about 40 */
+#define SPLIT_REGIONS 1024u /* mappings noted per half when it has published; Open MPI's has 72, a driver's may have more */
 #define SPLIT_NAME 16u
 #define SPLIT_VARIABLE "LHINFO_PTR"
 #define SPLIT_PRESET "0xffffffffffffffff" /* 18 characters, overwritten in place */
@@ -65,7 +65,7 @@ struct split_half {
     char name[SPLIT_NAME];
     uint64_t base, size;
     uint64_t fs; /* TLS base of its main thread */
-    uint64_t own_hints; /* it may map outside of its window where it asks for an address there */
+    uint64_t own_hints; /* it may map outside of all windows: where it asks for an address, and what its own can't hold */
     uint64_t parked;    /* stack pointer of its main, which waits for the exit */
     uint64_t published; /* struct split_published *, in its own memory; copied here: */
     uint64_t digest, count;

@@ -24,8 +24,11 @@ long side_count(void);
 #define TEXT2(x) #x
 #define TEXT(x) TEXT2(x)
 
+void *LOWER(mmap_at)(void *hint, size_t size);
 const char *lower_start(void) {
     setenv("SIDE_PRINTS", TEXT(HALF), 1);
+    if (getenv("HALF_HINT")) /* as a driver does at its start: the upper half is not loaded yet */
+        printf("%s.early %p\n", TEXT(HALF), LOWER(mmap_at)((void *)strtoul(getenv("HALF_HINT"), NULL, 16), 2 << 20));
     return getenv("HALF_FAILS");
 }
 
@@ -54,9 +57,10 @@ int LOWER(order)(void) { return side_order(); }
 int LOWER(ifunc)(void) { return side_ifunc(); }
 void *LOWER(malloc)(size_t size) { return malloc(size); }
 void LOWER(free)(void *at) { free(at); }
-void *LOWER(mmap)(size_t size) {
-    return mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+void *LOWER(mmap_at)(void *hint, size_t size) {
+    return mmap(hint, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 }
+void *LOWER(mmap)(size_t size) { return LOWER(mmap_at)(NULL, size); }
 int LOWER(munmap)(void *at, size_t size) { return munmap(at, size); }
 void *LOWER(mremap)(void *at, size_t size, size_t grown) { return mremap(at, size, grown, MREMAP_MAYMOVE); }
 void *LOWER(shmat)(size_t size) {
@@ -126,4 +130,5 @@ int LOWER(fault)(void) { /* this half's own handler, whatever the program has in
     sigaction(SIGSEGV, &before, NULL);
     return number == SIGSEGV && before.sa_handler == SIG_DFL; /* nor does it see the program's */
 }
+int LOWER(system)(const char *command) { return system(command); }
 void LOWER(leave)(int code) { exit(code); }

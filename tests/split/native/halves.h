@@ -15,6 +15,7 @@ extern "C" {
     void *h##_malloc(size_t);                                                                      \
     void h##_free(void *);                                                                         \
     void *h##_mmap(size_t);                                                                        \
+    void *h##_mmap_at(void *, size_t);                                                             \
     int h##_munmap(void *, size_t);                                                                \
     void *h##_mremap(void *, size_t, size_t);                                                      \
     void *h##_shmat(size_t);                                                                       \
@@ -26,6 +27,7 @@ extern "C" {
     int h##_stray(int (*)(int, void *));                                                           \
     int h##_background(void);                                                                      \
     int h##_fault(void);                                                                           \
+    int h##_system(const char *);                                                                  \
     void h##_leave(int);
 HALF(one)
 HALF(two)

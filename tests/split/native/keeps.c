@@ -49,9 +49,11 @@ static void change(int rounds) {
         slot[i].host = calloc(1, slot[i].size);
         for (size_t at = 0; at < slot[i].size; at += 4)
             slot[i].host[at] = (unsigned char)next();
-        if (cudaMalloc((void **)&slot[i].device, slot[i].size) ||
-            cudaMemcpy(slot[i].device, slot[i].host, slot[i].size, cudaMemcpyHostToDevice))
-            printf("allocation failed\n");
+        int made = cudaMalloc((void **)&slot[i].device, slot[i].size), sent = 0;
+        if (!made)
+            sent = cudaMemcpy(slot[i].device, slot[i].host, slot[i].size, cudaMemcpyHostToDevice);
+        if (made || sent)
+            printf("allocation failed: %d %d %zu at %p\n", made, sent, slot[i].size, (void *)slot[i].device);
     }
 }
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "flyt_cuda.h"
+#include "flyt_split.h"
 
 static _Thread_local int runs;
 
@@ -35,13 +36,23 @@ __attribute__((constructor)) static void enroll(void) {
 }
 __attribute__((destructor)) static void dismiss(void) { __cudaUnregisterFatBinary(handle); }
 
-int main(void) {
+int main(int argc, char **argv) {
+    int restarted = 0;
     int *at, values[256], wrong = 0, none;
     dim3 grid = {4, 1, 1}, block = {64, 1, 1};
     cudaMalloc((void **)&at, sizeof values);
     cudaMemset(at, 0, sizeof values);
     for (int value = 1; value <= 3; value++)
         wrong += __cudaPushCallConfiguration(grid, block, 0, NULL) || add(at, value);
+    if (argc > 1) { /* what is registered, and a kernel's handle that is kept, hold over a restart */
+        void *kernel, *arguments[] = {&at, &(int){10}};
+        wrong += __cudaGetKernel(&kernel, (const void *)add) != 0;
+        restarted = flyt_split_checkpoint(argv[1]);
+        wrong += __cudaLaunchKernel(kernel, grid, block, arguments, 0, NULL) != 0;
+        arguments[1] = &(int){-10};
+        wrong += cudaLaunchKernel((const void *)add, grid, block, arguments, 0, NULL) != 0;
+        printf("restarted %d\n", restarted);
+    }
     cudaMemcpy(values, at, sizeof values, cudaMemcpyDeviceToHost);
     for (int i = 0; i < 256; i++)
         wrong += values[i] != 6;

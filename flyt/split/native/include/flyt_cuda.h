@@ -36,6 +36,8 @@ void __cudaRegisterFunction(void **handle, const char *hostFun, char *deviceFun,
 unsigned __cudaPushCallConfiguration(dim3 gridDim, dim3 blockDim, size_t sharedMem, void *stream);
 int __cudaPopCallConfiguration(dim3 *gridDim, dim3 *blockDim, size_t *sharedMem, void *stream);
 int cudaLaunchKernel(const void *func, dim3 gridDim, dim3 blockDim, void **args, size_t sharedMem, void *stream);
+int __cudaGetKernel(void **kernel, const void *func);
+int __cudaLaunchKernel(void *kernel, dim3 gridDim, dim3 blockDim, void **args, size_t sharedMem, void *stream);
 
 /* The twin's stand-in for device code: where a fat binary's data begins with FLYT_TWIN, a kernel
  * is a function of the program, which is called once a launch. */

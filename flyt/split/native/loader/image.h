@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The image of an upper half: a header of one page, then records in a fixed order.
  *
- *   header | state | per lower half: frames of bytes, ended by an empty one |
- *   per mapping: region, runs of pages, ended by an empty run | region of 0 to 0
+ *   header | state | per mapping: region, runs of pages, ended by an empty run | region of 0 to 0 |
+ *   per lower half: frames of bytes, ended by an empty one
  *
  * `flyt split restart` has checked sizes, versions and both checksums (image.py) before the
  * loader reads it.
@@ -13,7 +13,7 @@
 #include "loader.h"
 
 #define IMAGE_MAGIC "FLYTSPLT"
-#define IMAGE_VERSION 1u
+#define IMAGE_VERSION 2u
 #define IMAGE_BUFFER (256u << 10)
 
 struct image_header {

@@ -117,8 +117,8 @@ void image_resume(void) {
     in(&state, sizeof state);
     if (state.action_count > sizeof state.action / sizeof *state.action)
         fail(126, "the image is damaged: more signals than there are", NULL);
+    restore_memory(); /* before the halves: a runtime reads a fat binary when it is registered */
     restore_halves();
-    restore_memory();
     sys1(SYS_close, file);
     sys4(SYS_rt_sigprocmask, SIG_SETMASK, &all, 0, 8); /* no handler before there is its TLS */
     restore_registrations(&state);

@@ -216,10 +216,10 @@ static int write_all(uint64_t resume_at, uint64_t mask) {
     written = 0, crc = 0, problem = 0, buffered = 0;
     sys3(SYS_lseek, file, PAGE, 0);
     write_state(resume_at, mask);
-    if (save_halves())
-        return -EBUSY;
     each_mapping(write_region, &refused);
     out(&last, sizeof last);
+    if (!refused)
+        refused = save_halves() != NULL;
     write_header();
     if (!refused && !problem && FAILED(sys1(SYS_fsync, file)))
         problem = -EIO;

@@ -53,6 +53,7 @@ int each_mapping(int (*visit)(void *data, const struct mapping *mapping), void *
 extern struct split_info info;
 extern const char *image_path; /* what to restart from, or NULL */
 extern long own_pid;           /* a forked child has another */
+int is_borrower(void);         /* a child by vfork: memory is its parent's, signal actions its own */
 
 /* place.c */
 uint64_t place(unsigned half, uint64_t size, uint64_t prot, uint64_t flags, long fd, long offset);

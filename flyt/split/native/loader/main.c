@@ -20,6 +20,7 @@ struct split_info info __attribute__((aligned(4096)));
 const char *image_path;
 long own_pid;
 static uint32_t gate[1024] __attribute__((aligned(4096))); /* a page: wiped in a forked child */
+#define OWNER gate[1]   /* the process whose memory this is; 0: a forked child, not yet noted */
 static uint64_t own_context;
 static unsigned loading;
 
@@ -43,11 +44,23 @@ static void copy_text(char *to, const char *from, size_t room) {
 
 static int note_region(void *data, const struct mapping *mapping) {
     struct split_half *half = data;
-    if (mapping->start - half->base < half->size && half->region_count < SPLIT_REGIONS)
-        half->region[half->region_count++] =
-            (struct split_region){mapping->start, mapping->end,
-                                  (uint32_t)(mapping->readable | mapping->writable << 1 | mapping->executable << 2), 0};
+    if (mapping->start - half->base >= half->size)
+        return 0;
+    if (half->region_count == SPLIT_REGIONS) {
+        say("the record lists only the first mappings of the lower half ", half->name, NULL);
+        return 1;
+    }
+    half->region[half->region_count++] =
+        (struct split_region){mapping->start, mapping->end,
+                              (uint32_t)(mapping->readable | mapping->writable << 1 | mapping->executable << 2), 0};
     return 0;
+}
+
+/* Whether this is a child by vfork, whose memory is its parent's. A forked child has noted itself
+ * before it has such children: its libc registers the robust list first, and blocks signals before. */
+int is_borrower(void) {
+    uint32_t own = (uint32_t)sys0(SYS_getpid), owner = 0;
+    return !__atomic_compare_exchange_n(&OWNER, &owner, own, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED) && owner != own;
 }
 
 /* Called by a lower half's main; returns to it when the process ends. */
@@ -156,7 +169,7 @@ void loader_main(uint64_t *stack) {
     info.attend = attend, info.checkpoint = context_checkpoint, info.refuse = refuse, info.find = find;
     info.restarting = image_path != NULL;
     info.open = gate;
-    gate[0] = 1;
+    gate[0] = 1, OWNER = (uint32_t)own_pid;
     sys3(SYS_madvise, gate, sizeof gate, MADV_WIPEONFORK);
     for (uint64_t value = (uint64_t)&info, digit = 0; digit < 16; digit++)
         variable[17 - digit] = "0123456789abcdef"[value >> 4 * digit & 15];

@@ -3,7 +3,9 @@
  *
  * A seccomp filter traps the system calls that let the kernel choose an address, where the
  * instruction that makes them lies in a window: filters survive exec, this handler does not. The
- * handler makes the call again with an address in the window of the calling instruction.
+ * handler makes the call again with an address in the window of the calling instruction. A child by
+ * vfork runs code of a window until it execs, and needs the handler: clone3, which can take all handlers
+ * from it (CLONE_CLEAR_SIGHAND, in memory that a filter can't see), is answered ENOSYS; libcs then clone.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -86,17 +88,37 @@ uint64_t place(unsigned half, uint64_t size, uint64_t prot, uint64_t flags, long
     return (uint64_t)-ENOMEM;
 }
 
+/* The arena is no half's: device memory is asked for there by hints. */
+static int meets_a_window(uint64_t from, uint64_t size) {
+    int met = from + size < from;
+    for (unsigned i = 0; i < info.halves; i++)
+        met |= from < info.half[i].base + info.half[i].size && info.half[i].base < from + size;
+    return met;
+}
+
+/* A driver's reservation that its window has no room for lies where the kernel puts it, if that is outside. */
+static uint64_t outside(const greg_t *r) {
+    uint64_t size = (uint64_t)r[REG_RSI];
+    uint64_t got = (uint64_t)sys6(SYS_mmap, 0, (long)size, r[REG_RDX], r[REG_R10], r[REG_R8], r[REG_R9]);
+    if (!FAILED(got) && meets_a_window(got, size)) {
+        sys2(SYS_munmap, got, size);
+        got = (uint64_t)-ENOMEM;
+    }
+    return got;
+}
+
 static uint64_t on_mmap(unsigned half, const greg_t *r) {
     uint64_t hint = (uint64_t)r[REG_RDI], size = (uint64_t)r[REG_RSI], flags = (uint64_t)r[REG_R10];
     const struct split_half *window = &info.half[half];
     int inside = hint - window->base < window->size && size <= window->base + window->size - hint;
-    if (hint && size && (inside || (window->own_hints && split_half_at(&info, hint) < 0))) {
+    if (hint && size && (inside || (window->own_hints && !meets_a_window(DOWN(hint), size)))) {
         uint64_t got = (uint64_t)sys6(SYS_mmap, (long)DOWN(hint), (long)size, r[REG_RDX],
                                       (long)(flags | MAP_FIXED_NOREPLACE), r[REG_R8], r[REG_R9]);
         if (got != (uint64_t)-EEXIST)
             return got;
     }
-    return place(half, size, (uint64_t)r[REG_RDX], flags, r[REG_R8], r[REG_R9]);
+    uint64_t got = place(half, size, (uint64_t)r[REG_RDX], flags, r[REG_R8], r[REG_R9]);
+    return got == (uint64_t)-ENOMEM && window->own_hints ? outside(r) : got;
 }
 
 static uint64_t on_mremap(unsigned half, const greg_t *r) {
@@ -146,7 +168,7 @@ static uint64_t on_sigprocmask(ucontext_t *context, const greg_t *r) {
 /* Natively, but the upper half's main thread's are noted: a restart makes them again. */
 static uint64_t on_registration(unsigned half, long call, const greg_t *r) {
     uint64_t result = (uint64_t)sys4(call, r[REG_RDI], r[REG_RSI], r[REG_RDX], r[REG_R10]);
-    if (half != SPLIT_UPPER || FAILED(result) || sys0(SYS_gettid) != sys0(SYS_getpid))
+    if (half != SPLIT_UPPER || FAILED(result) || sys0(SYS_gettid) != own_pid)
         return result;
     struct split_upper *upper = &info.upper;
     if (call == SYS_set_tid_address)
@@ -180,6 +202,7 @@ static void on_sigsys(int number, siginfo_t *about, void *data) {
     }
     uint64_t result;
     unsigned owner = (unsigned)half;
+    is_borrower(); /* a forked child notes itself at its first trapped call */
     switch (call) {
     case SYS_mmap: result = on_mmap(owner, r); break;
     case SYS_mremap: result = on_mremap(owner, r); break;
@@ -210,7 +233,7 @@ static void on_sigsys(int number, siginfo_t *about, void *data) {
 void place_install(void) {
     struct kernel_action action = {(uint64_t)on_sigsys, SA_SIGINFO | 0x04000000 | SA_RESTART,
                                    (uint64_t)restorer, ~0ull};
-    struct sock_filter code[96];
+    struct sock_filter code[128];
     unsigned n = 0;
 #define ADD(statement) code[n++] = (struct sock_filter)statement
     ADD(LOAD(offsetof(struct seccomp_data, arch)));
@@ -227,6 +250,8 @@ void place_install(void) {
     }
     ADD(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
     ADD(LOAD(offsetof(struct seccomp_data, nr)));
+    ADD(JUMP(JEQ, SYS_clone3, 0, 1));
+    ADD(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS));
     static const struct {
         uint32_t call;
         unsigned test; /* 0 always; else the case below */

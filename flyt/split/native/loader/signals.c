@@ -118,10 +118,30 @@ static void settle(int number) {
     }
 }
 
+/* The tables are the parent's: a child by vfork, which only sets what exec is to inherit, does so in
+ * the kernel alone. The loader's own handler stays until exec. */
+static long child_action(unsigned owner, int number, const struct kernel_action *new_action, struct kernel_action *old) {
+    struct kernel_action now, after;
+    if (new_action) {
+        after = *new_action;
+        after.mask &= ~BIT(SIGSYS);
+    }
+    long result = sys4(SYS_rt_sigaction, number, new_action && number != SIGSYS ? &after : NULL, &now, 8);
+    if (now.handler == (uint64_t)enter || number == SIGSYS || number == SPLIT_SIGNAL) {
+        const struct action *known = action_of(owner, number);
+        now = (struct kernel_action){known->handler, known->flags, RESTORER_FLAG, known->mask};
+    }
+    if (old && !FAILED(result))
+        *old = now;
+    return result;
+}
+
 long signals_action(unsigned owner, int number, const struct kernel_action *new_action,
                     struct kernel_action *old, uint64_t mask_size) {
     if (mask_size != 8 || number < 1 || number >= SIGNALS || number == SIGKILL || number == SIGSTOP)
         return -EINVAL;
+    if (is_borrower())
+        return child_action(owner, number, new_action, old);
     struct action before = *action_of(owner, number);
     if (new_action && number != SIGSYS) { /* that one is the loader's */
         unsigned slot = __atomic_fetch_add(&generation[owner][number], 1, __ATOMIC_RELAXED);

@@ -196,7 +196,7 @@ int lower_cudaLaunchKernel(const void *function, dim3 grid, dim3 block, void **a
 int lower___cudaGetKernel(void **kernel, const void *function) { return device->get_kernel(kernel, function); }
 
 int lower___cudaLaunchKernel(void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared, void *stream) {
-    return device->launch_kernel(kernel, grid, block, arguments, shared, stream);
+    return device->launch(kernel, grid, block, arguments, shared, stream);
 }
 
 /* --- start, checkpoint, restart --- */

@@ -38,8 +38,7 @@ struct device {
     unsigned (*push)(dim3 grid, dim3 block, size_t shared, void *stream);
     int (*pop)(dim3 *grid, dim3 *block, size_t *shared, void *stream);
     int (*launch)(const void *function, dim3 grid, dim3 block, void **arguments, size_t shared, void *stream);
-    int (*get_kernel)(void **kernel, const void *function);
-    int (*launch_kernel)(void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared, void *stream);
+    int (*get_kernel)(void **kernel, const void *function); /* what `launch` takes, also after a restart */
     int (*symbol)(void **at, const void *host); /* a variable's place on the device */
     const char *(*name)(int error);
     const char *(*text)(int error);

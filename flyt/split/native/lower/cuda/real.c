@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The real CUDA runtime: libcudart for the calls, libcuda's VMM for memory at chosen addresses.
  *
- * Written from CUDA's documentation; no test has run it on a GPU yet (docs/split.md).
+ * No test runs it where there is no GPU; scripts/split-gpu does (docs/split.md).
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -61,9 +61,7 @@ typedef struct {
     CALL(__cudaPopCallConfiguration, int, (dim3 *, dim3 *, size_t *, void *))
 
 #define RUNTIME_MAYBE(CALL) /* not in every version */                                             \
-    CALL(__cudaInitModule, char, (void **))                                                        \
-    CALL(__cudaGetKernel, int, (void **, const void *))                                            \
-    CALL(__cudaLaunchKernel, int, (void *, dim3, dim3, void **, size_t, void *))
+    CALL(__cudaInitModule, char, (void **))
 
 static struct {
 #define DECLARE(name, result, parameters) result(*name) parameters;
@@ -75,6 +73,28 @@ static struct {
 #define MODULES 1024
 static void **handles[MODULES]; /* the runtime's, by the number that the upper half has */
 
+static int whole; /* the arena is one reservation */
+
+/* At best once for the whole arena: where a freed range lay the driver need not give the same addresses
+ * again. Else each allocation reserves its own range. */
+static void reserve_arena(void) {
+    static int tried;
+    unsigned long long got = 0, wanted = split_info->arena;
+    if (tried++)
+        return;
+    if (cuda.cuMemAddressReserve(&got, split_info->arena_size, 0, wanted, 0))
+        return;
+    whole = got == wanted;
+    if (!whole)
+        cuda.cuMemAddressFree(got, split_info->arena_size);
+}
+
+static int refused(const char *what, int code, size_t size) {
+    fprintf(stderr, "flyt split: cuda_lh: %s of %zu bytes: CUresult %d\n", what, size, code);
+    return CUDA_MEMORY_ALLOCATION;
+}
+
+/* Under the lock of cuda_lh.c. */
 static int map(void *at, size_t size) {
     unsigned long long got = 0, memory = 0, wanted = (unsigned long long)at;
     properties kind = {.type = 1, .where = {1, 0}};
@@ -83,27 +103,34 @@ static int map(void *at, size_t size) {
         error = cuda.cudaGetDevice(&kind.where.id);
     if (error)
         return error;
-    if (cuda.cuMemAddressReserve(&got, size, 0, wanted, 0))
-        return CUDA_MEMORY_ALLOCATION;
-    if (got != wanted || cuda.cuMemCreate(&memory, size, &kind, 0)) {
-        cuda.cuMemAddressFree(got, size);
-        return CUDA_MEMORY_ALLOCATION;
-    }
+    reserve_arena();
+    if (whole)
+        got = wanted;
+    else if ((error = cuda.cuMemAddressReserve(&got, size, 0, wanted, 0)))
+        return refused("cuMemAddressReserve", error, size);
+    if (got != wanted)
+        error = refused("cuMemAddressReserve, at other addresses,", 0, size);
+    else if ((error = cuda.cuMemCreate(&memory, size, &kind, 0)))
+        error = error == 2 ? CUDA_MEMORY_ALLOCATION : refused("cuMemCreate", error, size);
+    else if ((error = cuda.cuMemMap(got, size, 0, memory, 0)))
+        error = refused("cuMemMap", error, size);
+    if (memory)
+        cuda.cuMemRelease(memory); /* lives on as long as it is mapped */
     access_of access = {kind.where, 3};
-    int failed = cuda.cuMemMap(got, size, 0, memory, 0);
-    cuda.cuMemRelease(memory); /* lives on as long as it is mapped */
-    if (!failed && cuda.cuMemSetAccess(got, size, &access, 1)) {
+    if (!error && (error = cuda.cuMemSetAccess(got, size, &access, 1))) {
         cuda.cuMemUnmap(got, size);
-        failed = 1;
+        error = refused("cuMemSetAccess", error, size);
     }
-    if (failed)
+    if (error && !whole)
         cuda.cuMemAddressFree(got, size);
-    return failed ? CUDA_MEMORY_ALLOCATION : 0;
+    return error;
 }
 
 static int unmap(void *at, size_t size) {
     int error = cuda.cudaDeviceSynchronize(); /* as cudaFree does */
-    if (cuda.cuMemUnmap((unsigned long long)at, size) | cuda.cuMemAddressFree((unsigned long long)at, size))
+    if (cuda.cuMemUnmap((unsigned long long)at, size))
+        return CUDA_INVALID_VALUE;
+    if (!whole && cuda.cuMemAddressFree((unsigned long long)at, size))
         return CUDA_INVALID_VALUE;
     return error;
 }
@@ -129,19 +156,19 @@ static void enroll(const struct registration *one) {
 static void dismiss(int module) {
     if (module > 0 && module < MODULES && handles[module])
         cuda.__cudaUnregisterFatBinary(handles[module]);
+    if (module > 0 && module < MODULES)
+        handles[module] = NULL;
 }
 
 static char init_module(int module) {
     return cuda.__cudaInitModule && module > 0 && module < MODULES ? cuda.__cudaInitModule(handles[module]) : 1;
 }
 
+/* nvcc's code keeps the handle in a static variable, where it outlives a restart and the runtime's own
+ * would not: the handle is the host function, which cudaLaunchKernel takes just as well. */
 static int get_kernel(void **kernel, const void *host) {
-    return cuda.__cudaGetKernel ? cuda.__cudaGetKernel(kernel, host) : CUDA_INVALID_DEVICE_FUNCTION;
-}
-
-static int launch_kernel(void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared, void *stream) {
-    return cuda.__cudaLaunchKernel ? cuda.__cudaLaunchKernel(kernel, grid, block, arguments, shared, stream)
-                                   : CUDA_INVALID_DEVICE_FUNCTION;
+    *kernel = (void *)host;
+    return find_function(host) ? 0 : CUDA_INVALID_DEVICE_FUNCTION;
 }
 
 static int last(int clear) { return clear ? cuda.cudaGetLastError() : cuda.cudaPeekAtLastError(); }
@@ -181,7 +208,7 @@ const struct device *real_device(const char **why_not) {
     device = (struct device){
         map, unmap, cuda.cudaMemcpy, cuda.cudaMemset, cuda.cudaDeviceSynchronize, cuda.cudaGetDeviceCount,
         cuda.cudaGetDevice, cuda.cudaSetDevice, enroll, dismiss, init_module, cuda.__cudaPushCallConfiguration,
-        cuda.__cudaPopCallConfiguration, cuda.cudaLaunchKernel, get_kernel, launch_kernel, cuda.cudaGetSymbolAddress,
+        cuda.__cudaPopCallConfiguration, cuda.cudaLaunchKernel, get_kernel, cuda.cudaGetSymbolAddress,
         cuda.cudaGetErrorName, cuda.cudaGetErrorString, last,
     };
     return &device;

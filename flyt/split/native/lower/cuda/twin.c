@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Host memory in place of a GPU: the calls' results as CUDA documents them, no device code. */
 #define _GNU_SOURCE
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -55,7 +56,10 @@ static int synchronise(void) { return 0; }
 static int count(int *number) { return number ? *number = 1, 0 : answer(CUDA_INVALID_VALUE); }
 static int get(int *number) { return number ? *number = 0, 0 : answer(CUDA_INVALID_VALUE); }
 static int choose(int number) { return answer(number ? CUDA_INVALID_DEVICE : 0); }
-static void enroll(const struct registration *entry) { (void)entry; }
+static void enroll(const struct registration *entry) { /* like the real runtime, it reads a fat binary at once */
+    if (entry->kind == 1 && ((const struct flyt_fatbin *)entry->host)->magic != FLYT_FATBIN_MAGIC)
+        fprintf(stderr, "flyt split: cuda_lh: what is registered is no fat binary\n");
+}
 static void dismiss(int module) { (void)module; }
 static char init_module(int module) { return find_module(module) != NULL; }
 
@@ -101,10 +105,6 @@ static int get_kernel(void **kernel, const void *host) {
     return answer(find_function(host) ? 0 : CUDA_INVALID_DEVICE_FUNCTION);
 }
 
-static int launch_kernel(void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared, void *stream) {
-    return launch(kernel, grid, block, arguments, shared, stream);
-}
-
 static int symbol(void **at, const void *host) {
     *at = (void *)host;
     return 0;
@@ -145,5 +145,5 @@ static int last(int clear) {
 
 const struct device twin = {
     map, unmap, copy, set, synchronise, count, get, choose, enroll, dismiss, init_module,
-    push, pop, launch, get_kernel, launch_kernel, symbol, name, text, last,
+    push, pop, launch, get_kernel, symbol, name, text, last,
 };
