@@ -174,6 +174,7 @@ def launch(session: Session, command: m.Launch, _: list[bytes]) -> None:
     # A row of launches shares a mark; other brief work must not wait for a kernel.
     if holdings.unmarked(stream) != modules.launched.get(stream, 0):
         holdings.mark_before(stream)
+    holdings.wait_for_birth(stream)  # nobody knows which memory it uses
     function.params.fill(command.params)
     shape = Shape(
         (command.grid_x, command.grid_y, command.grid_z),

@@ -13,10 +13,10 @@ from typing import Any
 
 from cuda.bindings import driver as _driver
 
-from flyt.driver import contexts, devices, launches, memory, modules, streams
+from flyt.driver import contexts, devices, launches, memory, modules, shared, streams
 from flyt.driver.convention import refused
 
-_PARTS: tuple[ModuleType, ...] = (contexts, devices, memory, streams, modules, launches)
+_PARTS: tuple[ModuleType, ...] = (contexts, devices, memory, shared, streams, modules, launches)
 
 _offered = {
     name: found

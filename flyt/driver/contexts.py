@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Initialisation and contexts: answered here, they never cross.
 
-A process has one context for each device, the primary one. A thread's stack of contexts decides
-which device is current, in this API and in the runtime's. Without one, what needs a context is
-CUDA_ERROR_INVALID_CONTEXT.
+A device has its primary context, and what cuCtxCreate makes are further names for what the session
+has there. A thread's stack of contexts decides which device is current, in this API and in the
+runtime's. Without one, what needs a context is CUDA_ERROR_INVALID_CONTEXT.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import Any
 
@@ -16,6 +17,7 @@ from cuda.bindings.driver import CUcontext, CUdevice
 from flyt.driver.convention import (
     INVALID_CONTEXT,
     INVALID_VALUE,
+    NOT_SUPPORTED,
     Answer,
     core,
     driver,
@@ -28,6 +30,9 @@ from flyt.frontend.api import devices, streams
 from flyt.frontend.current import thread
 from flyt.frontend.session import Session
 
+_FLAG_BITS = 8
+"""CU_CTX_FLAGS_MASK: scheduling, mapping, local memory; all are as the backend has them."""
+
 API_VERSION = 3020
 """What cuCtxGetApiVersion answers for contexts of every current driver."""
 
@@ -36,11 +41,15 @@ INVALID_DEVICE = 101
 _FIRST, _STEP = 0x10_0000, 0x1000
 """Handles look like addresses that nobody has."""
 
+_numbers = itertools.count(0x1000_0000, _STEP)
+_created: dict[int, int] = {}
+"""Devices of the contexts that cuCtxCreate made, by handle."""
+
 
 class _Stack(threading.local):
     def __init__(self) -> None:
-        self.devices: list[int] = []
-        """Ordinals of the devices whose contexts lie on the stack, the current one last."""
+        self.handles: list[int] = []
+        """Of the contexts on the stack, the current one last."""
 
 
 _stack = _Stack()
@@ -48,14 +57,21 @@ _retained: dict[int, int] = {}
 _lock = threading.Lock()
 
 
+def _primary(device: int) -> int:
+    return _FIRST + device * _STEP
+
+
 def handle_of(device: int) -> Any:
-    """The handle of a device's primary context."""
-    return CUcontext(_FIRST + device * _STEP)
+    """The context of a device: this thread's, if it is one of that device, else the primary one."""
+    held = _stack.handles[-1] if _stack.handles else 0
+    return CUcontext(held if held and device_of(held) == device else _primary(device))
 
 
 def device_of(context: Any) -> int:
     """The device of a context; CUDA_ERROR_INVALID_CONTEXT for what is none."""
     number = int(context or 0)
+    if number in _created:
+        return _created[number]
     device, rest = divmod(number - _FIRST, _STEP)
     if rest or not 0 <= device < len(initialized().devices):
         raise DeviceError(INVALID_CONTEXT, f"{number:#x} is no context")
@@ -65,9 +81,9 @@ def device_of(context: Any) -> int:
 def in_context() -> Session:
     """The session, with a current context."""
     session = initialized()
-    if not _stack.devices:
+    if not _stack.handles:
         raise DeviceError(INVALID_CONTEXT, "no context is current in this thread")
-    thread.device = _stack.devices[-1]
+    thread.device = device_of(_stack.handles[-1])
     return session
 
 
@@ -79,8 +95,8 @@ def ordinal_of(device: Any) -> int:
 
 
 def _settle() -> None:
-    if _stack.devices:
-        thread.device = _stack.devices[-1]
+    if _stack.handles:
+        thread.device = device_of(_stack.handles[-1])
 
 
 @driver
@@ -99,7 +115,7 @@ def cuDevicePrimaryCtxRetain(dev: Any) -> Answer:
     device = ordinal_of(dev)
     with _lock:
         _retained[device] = _retained.get(device, 0) + 1
-    return (handle_of(device),)
+    return (CUcontext(_primary(device)),)
 
 
 @driver
@@ -131,7 +147,7 @@ def cuDevicePrimaryCtxGetState(dev: Any) -> Answer:
 def cuCtxGetCurrent() -> Answer:
     """The context of the thread; NULL if it has none."""
     initialized()
-    return (handle_of(_stack.devices[-1]) if _stack.devices else CUcontext(),)
+    return (CUcontext(_stack.handles[-1] if _stack.handles else 0),)
 
 
 @driver
@@ -139,10 +155,11 @@ def cuCtxSetCurrent(ctx: Any) -> Answer:
     """Replace the top of the stack; NULL takes it off."""
     initialized()
     if not int(ctx or 0):
-        if _stack.devices:
-            _stack.devices.pop()
+        if _stack.handles:
+            _stack.handles.pop()
     else:
-        _stack.devices[-1:] = [device_of(ctx)]
+        device_of(ctx)
+        _stack.handles[-1:] = [int(ctx)]
     _settle()
     return ()
 
@@ -151,7 +168,8 @@ def cuCtxSetCurrent(ctx: Any) -> Answer:
 def cuCtxPushCurrent(ctx: Any) -> Answer:
     """Push a context on this thread's stack."""
     initialized()
-    _stack.devices.append(device_of(ctx))
+    device_of(ctx)
+    _stack.handles.append(int(ctx))
     _settle()
     return ()
 
@@ -160,11 +178,51 @@ def cuCtxPushCurrent(ctx: Any) -> Answer:
 def cuCtxPopCurrent() -> Answer:
     """Pop this thread's context."""
     initialized()
-    if not _stack.devices:
+    if not _stack.handles:
         raise DeviceError(INVALID_CONTEXT, "no context is current in this thread")
-    popped = _stack.devices.pop()
+    popped = _stack.handles.pop()
     _settle()
-    return (handle_of(popped),)
+    return (CUcontext(popped),)
+
+
+@driver
+def cuCtxCreate(ctxCreateParams: Any, flags: int, dev: Any) -> Answer:
+    """One more context of a device, current from now on.
+
+    Notes
+    -----
+    It shares all that the session has on the device; cuCtxDestroy frees nothing of it.
+    """
+    if ctxCreateParams is not None and ctxCreateParams.numExecAffinityParams:
+        raise DeviceError(NOT_SUPPORTED, "contexts have no execution affinity here")
+    device = ordinal_of(dev)
+    if not 0 <= flags < 1 << _FLAG_BITS:
+        raise DeviceError(INVALID_VALUE, f"contexts have no flags {flags:#x}")
+    handle = next(_numbers)
+    _created[handle] = device
+    _stack.handles.append(handle)
+    _settle()
+    return (CUcontext(handle),)
+
+
+@driver
+def cuCtxDestroy(ctx: Any) -> Answer:
+    """Take a context of cuCtxCreate away; from this thread's stack, too, if it is the current one.
+
+    Notes
+    -----
+    What was allocated in it stays until it is freed, or the session ends.
+    """
+    initialized()
+    handle = int(ctx or 0)
+    if handle not in _created:
+        raise DeviceError(INVALID_CONTEXT, f"{handle:#x} is no context of cuCtxCreate")
+    if _stack.handles[-1:] == [handle]:
+        _stack.handles.pop()
+    del _created[handle]
+    _stack.handles = [one for one in _stack.handles if one != handle]
+    _settle()
+    return ()
 
 
 @driver

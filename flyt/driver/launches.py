@@ -16,6 +16,7 @@ from flyt.errors import DeviceError
 from flyt.frontend import params
 from flyt.frontend.api.handles import stream_of
 from flyt.frontend.current import thread
+from flyt.frontend.hostmem import pointer
 from flyt.frontend.kernels import MAX_THREADS_PER_BLOCK, Function, LaunchAttribute, Three
 
 _IDS = CUlaunchAttributeID
@@ -52,20 +53,13 @@ def _packed(function: Function, kernelParams: Any, extra: Any) -> bytes:
     if kernelParams is None or isinstance(kernelParams, int):
         return params.from_pointers(kernelParams or 0, facts)
     if isinstance(kernelParams, (tuple, list)):
-        values, types = kernelParams if len(kernelParams) == 2 else (kernelParams, None)
-        if types is None:
+        if len(kernelParams) != 2:
             raise TypeError("kernelParams as a tuple is a pair: values, ctypes")
+        values, types = kernelParams
         if not isinstance(values, (tuple, list)):
             values, types = (values,), (types,)
         return params.pack(params.from_typed(values, types), facts)
-    view = memoryview(kernelParams)  # an array of pointers
-    return params.pack(_pointed(view), facts)
-
-
-def _pointed(view: memoryview) -> list[bytes]:
-    raise DeviceError(
-        NOT_SUPPORTED, f"kernelParams of {view.nbytes} bytes: give its address, or values and types"
-    )
+    return params.from_pointers(pointer(kernelParams).address, facts)  # an array of pointers
 
 
 def _launch(

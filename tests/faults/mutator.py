@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from flyt.rpc import messages as m
-from flyt.rpc.codec import Vocabulary
+from flyt.rpc.codec import Digest, Vocabulary
 from flyt.rpc.endpoints import Endpoint
 from tests.faults.zmtp import Zmtp
 from tests.pair.raw import say
@@ -33,7 +33,7 @@ def _value(kind: Any, source: random.Random) -> Any:
     if origin is bool:
         return source.random() < 0.5
     if origin is bytes:
-        return source.randbytes(16)
+        return source.randbytes(32 if kind is Digest else 16)
     if origin is str:
         return "x" * source.randrange(20)
     if origin is dict:

@@ -106,7 +106,7 @@ def test_types_and_constants_are_cuda_s_own() -> None:
 
 @pytest.mark.parametrize(
     ("name", "values"),
-    [("cuGraphCreate", 1), ("cuMemAllocManaged", 1), ("cuCtxCreate", 1), ("cuGraphDestroy", 0)],
+    [("cuGraphCreate", 1), ("cuMemAllocManaged", 1), ("cuGraphDestroy", 0)],
 )
 def test_what_is_not_offered_says_so(name: str, values: int) -> None:
     assert name in driver.not_offered()
@@ -165,3 +165,69 @@ print(driver.cuInit(0)[0].name, driver.cuDeviceGetCount()[0].name)
 def test_without_a_backend_there_is_no_device(run_client: Callable[..., Any]) -> None:
     done = run_client(NO_BACKEND, "ipc:///tmp/flyt-nobody-listens.sock")
     assert done.stdout.split() == ["CUDA_ERROR_NO_DEVICE", "CUDA_ERROR_NOT_INITIALIZED"]
+
+
+CONTEXTS = """
+from flyt import driver as d
+d.cuInit(0)
+made = d.cuCtxCreate(None, 0, 0)[1]
+print(int(d.cuCtxGetCurrent()[1]) == int(made), int(d.cuCtxGetDevice()[1]))
+primary = d.cuDevicePrimaryCtxRetain(0)[1]
+print(int(primary) == int(made), d.cuCtxPushCurrent(primary)[0].name)
+print(int(d.cuCtxPopCurrent()[1]) == int(primary), d.cuMemAlloc(64)[0].name)
+print(d.cuCtxDestroy(made)[0].name, int(d.cuCtxGetCurrent()[1]), d.cuCtxDestroy(made)[0].name)
+print(d.cuCtxDestroy(primary)[0].name, d.cuCtxPushCurrent(made)[0].name)
+"""
+
+
+def test_contexts_of_the_program_s_own(one_backend: Any, run_client: Callable[..., Any]) -> None:
+    done = run_client(CONTEXTS, one_backend)
+    assert done.stdout.splitlines() == [
+        "True 0",
+        "False CUDA_SUCCESS",
+        "True CUDA_SUCCESS",
+        "CUDA_SUCCESS 0 CUDA_ERROR_INVALID_CONTEXT",
+        "CUDA_ERROR_INVALID_CONTEXT CUDA_ERROR_INVALID_CONTEXT",
+    ], done.stderr
+
+
+LINEAR = """
+import ctypes
+from flyt import driver as d
+d.cuInit(0)
+d.cuCtxPushCurrent(d.cuDevicePrimaryCtxRetain(0)[1])
+def told(answer):
+    assert answer[0] == d.CUresult.CUDA_SUCCESS, answer
+    return answer[1] if len(answer) > 1 else None
+stream = told(d.cuStreamCreate(0))
+block = told(d.cuMemAllocAsync(4096, stream))
+told(d.cuMemsetD32Async(block, 0x01020304, 1024, stream))
+out = (ctypes.c_uint32 * 1024)()
+told(d.cuMemcpyDtoHAsync(ctypes.addressof(out), block, 4096, stream))
+told(d.cuStreamSynchronize(stream))
+told(d.cuMemFreeAsync(block, stream))
+props = d.CUmemPoolProps()
+props.allocType = d.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+props.location.type = d.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+pool = told(d.cuMemPoolCreate(props))
+told(d.cuMemFreeAsync(told(d.cuMemAllocFromPoolAsync(64, pool, 0)), 0))
+told(d.cuMemPoolDestroy(pool))
+seen = []
+note = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(seen.append)
+where = ctypes.cast(note, ctypes.c_void_p).value
+told(d.cuLaunchHostFunc(stream, d.CUhostFn(where), 77))
+told(d.cuStreamSynchronize(stream))
+rows, pitch = d.cuMemAllocPitch(100, 10, 4)[1:]
+told(d.cuMemsetD2D8(rows, pitch, 5, 100, 10))
+handle = told(d.cuIpcGetMemHandle(told(d.cuMemAlloc(4096))))
+print(out[0] == out[1023] == 0x01020304, seen, pitch >= 100, type(handle).__name__)
+print(d.cuMemAllocAsync(0, 0)[0].name, d.cuMemAllocPitch(100, 10, 3)[0].name)
+"""
+
+
+def test_memory_beyond_the_plain(one_backend: Any, run_client: Callable[..., Any]) -> None:
+    done = run_client(LINEAR, one_backend)
+    assert done.stdout.splitlines() == [
+        "True [77] True CUipcMemHandle",
+        "CUDA_ERROR_INVALID_VALUE CUDA_ERROR_INVALID_VALUE",
+    ], done.stderr

@@ -315,3 +315,19 @@ def test_numba_runs_unmodified(
     done = run_client(code, one_backend, env={"CUDA_VISIBLE_DEVICES": ""})
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith("right")
+
+
+def test_new_memory_is_clear_for_a_kernel_on_another_stream(module: flyt.RawModule) -> None:
+    """cudaMallocAsync clears on one stream; a launch on another must not write before that."""
+    other = flyt.Stream(non_blocking=True)
+    size = 256 << 20
+    for _ in range(5):
+        error, address = flyt.cudaMallocAsync(size, 0)
+        assert not error, flyt.last_failure()
+        x, last = flyt.to_device(np.ones(1, np.float32)), address + size - 4
+        module.get_function("saxpy")(1, 1, (np.float32(1), x, last, 1), stream=other)
+        other.sync()
+        host = np.zeros(1, np.float32)
+        assert not flyt.cudaMemcpy(host, last, 4, flyt.cudaMemcpyKind(2))[0]
+        assert host[0] == 1
+        assert not flyt.cudaFreeAsync(address, 0)[0]
