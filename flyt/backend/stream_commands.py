@@ -13,7 +13,7 @@ from flyt.rpc import messages as m
 if TYPE_CHECKING:
     from flyt.backend.session import Session
 
-MAX_GATES = 1024
+MAX_GATES = 256
 """Host functions of one session that have begun or are to begin; each holds a word of memory."""
 
 EVENT_FLAGS = 0b11

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from cuda.bindings.runtime import cudaDeviceAttr, cudaError_t
+from cuda.bindings.runtime import cudaDeviceAttr
 
 SHORT = {
     "memcpyHostToHost": 0,
@@ -33,13 +33,6 @@ SHORT = {
     "memoryTypeHost": 1,
     "memoryTypeDevice": 2,
     "memoryTypeManaged": 3,
-    "errorInvalidValue": int(cudaError_t.cudaErrorInvalidValue),
-    "errorMemoryAllocation": int(cudaError_t.cudaErrorMemoryAllocation),
-    "errorPeerAccessAlreadyEnabled": int(cudaError_t.cudaErrorPeerAccessAlreadyEnabled),
-    "errorContextIsDestroyed": int(cudaError_t.cudaErrorContextIsDestroyed),
-    "errorInvalidResourceHandle": int(cudaError_t.cudaErrorInvalidResourceHandle),
-    "deviceAttributeComputeCapabilityMajor": 75,
-    "deviceAttributeComputeCapabilityMinor": 76,
 }
 """Without the prefix ``cuda``."""
 

@@ -20,7 +20,7 @@ from flyt.rpc import messages as m
 
 log = logging.getLogger("flyt")
 
-MOST_WAITING = 512
+MOST_WAITING = 128
 """Functions that wait for their streams before the next launch waits too; the backend, which keeps
 a place in memory for each, takes twice as many."""
 

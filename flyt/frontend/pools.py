@@ -43,8 +43,12 @@ class Pools:
         self._current = {n: n + 1 for n in devices}
 
     def default(self, device: int) -> int:
-        """The handle of a device's default pool."""
-        return self._session.check_device(device) + 1
+        """The handle of a device's default pool; of a device that is not there CUDA says
+        cudaErrorInvalidValue (recorded)."""
+        try:
+            return self._session.check_device(device) + 1
+        except DeviceError as exc:
+            raise DeviceError(INVALID_VALUE, exc.detail) from exc
 
     def current(self, device: int) -> int:
         """The handle of the pool that cudaMallocAsync takes from."""

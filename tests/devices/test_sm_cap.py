@@ -41,6 +41,7 @@ def sms_of(stream: int) -> set[int]:
         return set(out.get().tolist())
 
 
+@pytest.mark.filterwarnings("ignore:ExternalStream is deprecated:DeprecationWarning")
 def test_kernels_run_on_so_many_sms(bench: Any, device_kind: str) -> None:
     if device_kind != "cupy":
         pytest.skip("runs a kernel: needs --device cupy")

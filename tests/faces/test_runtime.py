@@ -39,7 +39,6 @@ LIMIT = 100.0
 
 GAPS = {
     "*GraphDebugDotFlags*": "constants of graphs, which Flyt has not",
-    "graphDebugDotFlags*": "constants of graphs, which Flyt has not",
     "cudaChannelFormatKind*": "constants of CUDA arrays, which Flyt has not",
     "cudaArray*": "constants of CUDA arrays, which Flyt has not",
     "cudaResourceType*": "constants of textures, which Flyt has not",

@@ -50,7 +50,9 @@ def test_it_is_refused_before_anything_is_looked_at(name: str) -> None:
 
 @pytest.mark.parametrize("pattern", " ".join(group.patterns for group in GROUPS.values()).split())
 def test_no_pattern_is_idle(pattern: str) -> None:
-    assert fnmatch.filter(FUNCTIONS, pattern) or pattern == "cudaDevice?etSharedMemConfig"
+    # Some are not in every version of the bindings.
+    others = ("cudaDevice?etSharedMemConfig", "cudaMemGetLocationInfo")
+    assert fnmatch.filter(FUNCTIONS, pattern) or pattern in others
 
 
 def test_the_readme_has_the_table() -> None:

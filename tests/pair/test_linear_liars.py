@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from flyt.backend.stream_commands import MAX_GATES
 from flyt.rpc import messages as m
 from tests.pair.raw import RawClient
 
@@ -101,7 +102,7 @@ def test_returns_of_functions_that_were_not_called(client: RawClient) -> None:
 
 def test_functions_without_end_are_bounded(client: RawClient) -> None:
     assert status_of(client, m.StreamCreate, 4096, 0, 1, 0) == 0
-    for _ in range(1024):
+    for _ in range(MAX_GATES):
         client.post(m.HostCall, 4096)
     assert status_of(client, m.HostCall, 4096) == 2
 

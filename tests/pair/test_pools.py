@@ -174,7 +174,8 @@ def test_what_is_refused(limited: flyt.Session) -> None:
     pool = ok(cudart.cudaMemPoolCreate(properties()))
     assert code(cudart.cudaDeviceSetMemPool(7, pool)) == 101
     assert code(cudart.cudaDeviceSetMemPool(0, 0xBAD)) == 1
-    assert code(cudart.cudaMemPoolGetAttribute(pool, A.cudaMemPoolAttrLocalityDomainId)) == 1
+    strange = getattr(A, "cudaMemPoolAttrLocalityDomainId", None)  # not in every version
+    assert strange is None or code(cudart.cudaMemPoolGetAttribute(pool, strange)) == 1
 
 
 def test_pools_end_with_their_session(
