@@ -50,10 +50,9 @@ def cuMemGetInfo() -> Answer:
 
 @driver
 def cuMemHostAlloc(bytesize: int, Flags: int) -> Answer:
-    """Allocate pinned memory; flags are cudaHostAlloc's."""
+    """Allocate pinned memory; flags are cudaHostAlloc's. 0 bytes answer the address 0 (recorded:
+    host_alloc_0)."""
     in_context()
-    if not size_t(bytesize):
-        raise DeviceError(INVALID_VALUE, "cuMemHostAlloc of 0 bytes")
     return core(memory.cudaHostAlloc)(bytesize, Flags)
 
 
@@ -61,8 +60,6 @@ def cuMemHostAlloc(bytesize: int, Flags: int) -> Answer:
 def cuMemAllocHost(bytesize: int) -> Answer:
     """`cuMemHostAlloc` with flags 0."""
     in_context()
-    if not size_t(bytesize):
-        raise DeviceError(INVALID_VALUE, "cuMemAllocHost of 0 bytes")
     return core(memory.cudaMallocHost)(bytesize)
 
 

@@ -152,11 +152,12 @@ def _argument(value: Any, size: int, place: int) -> bytes:
         return _float(value, size, place)
     if isinstance(value, complex):
         return _exact(np.complex128(value).tobytes(), size, place, "complex128")
+    address = getattr(value, "ptr", None)  # first: an array interface is made anew at each look
+    if isinstance(address, int):
+        return _word(address)
     interface = getattr(value, "__cuda_array_interface__", None)
     if interface is not None:
         return _word(int(interface["data"][0]))
-    if isinstance(getattr(value, "ptr", None), int):
-        return _word(value.ptr)
     if isinstance(value, np.ndarray):
         # CuPy passes a structure so: an array of no dimension, by value.
         if value.ndim == 0:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +26,21 @@ def emulated(device_kind: str) -> None:
     """Skip where kernels run."""
     if device_kind != "emulated":
         pytest.skip("shows what a device without kernels says")
+
+
+@pytest.fixture(scope="session")
+def numba_compiles() -> None:
+    """Skip where numba-cuda can compile nothing, natively no more than through Flyt: each of its
+    versions needs a NumPy of its time."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import numba.cuda.np.arrayobj"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if done.returncode:
+        pytest.skip(f"numba-cuda can't be imported whole: {done.stderr.strip().splitlines()[-1]}")
 
 
 @pytest.fixture

@@ -122,28 +122,8 @@ def test_how_many_values_a_function_returns(name: str, values: int) -> None:
     assert values_of(name) == values
 
 
-WITHOUT_KERNELS = {
-    "before_init": ["CUDA_ERROR_NOT_INITIALIZED"],
-    "device_7777": ["CUDA_ERROR_INVALID_DEVICE"],
-    "no_context_current": ["CUDA_SUCCESS", 0],
-    "no_context_alloc": ["CUDA_ERROR_INVALID_CONTEXT"],
-    "no_context_pop": ["CUDA_ERROR_INVALID_CONTEXT"],
-    "context_device": ["CUDA_SUCCESS", 0],
-    "context_is_primary": True,
-    "alloc_0": ["CUDA_ERROR_INVALID_VALUE"],
-    "range": ["CUDA_SUCCESS", 0, 4096],
-    "filled": [0x8182_8384, 0x8182_8384],
-    "memset_32_unaligned": ["CUDA_ERROR_INVALID_VALUE"],
-    "h2d_0_bytes": ["CUDA_SUCCESS"],
-    "pointer_MEMORY_TYPE": ["CUDA_SUCCESS", 2],
-    "pageable_MEMORY_TYPE": ["CUDA_ERROR_INVALID_VALUE"],
-    "host_is_device": True,
-    "free_twice": ["CUDA_ERROR_INVALID_VALUE"],
-    "event_query": ["CUDA_SUCCESS"],
-    "elapsed_unrecorded": ["CUDA_ERROR_INVALID_HANDLE"],
-    "error_name": ["CUDA_SUCCESS", "CUDA_ERROR_ILLEGAL_ADDRESS"],
-}
-"""From the documentation of the driver API."""
+RECORDED = json.loads((FACTS.parents[1] / "data" / "driver-h200-13.0.json").read_text())
+"""What the driver itself answered, on a GPU."""
 
 
 def test_what_it_answers_without_a_kernel(
@@ -153,7 +133,8 @@ def test_what_it_answers_without_a_kernel(
     done = run_client(code, one_backend, "flyt.driver", "--no-kernels")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert {name: told[name] for name in WITHOUT_KERNELS} == WITHOUT_KERNELS
+    assert len(told) > 50
+    assert told == {name: RECORDED[name] for name in told}
 
 
 NO_BACKEND = """

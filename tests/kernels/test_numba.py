@@ -121,7 +121,7 @@ def test_spawned_processes_follow(numba: Callable[..., Any], tmp_path: Path) -> 
 
 
 def test_a_kernel_is_not_supported_without_a_gpu(
-    emulated: None, numba: Callable[..., Any], tmp_path: Path
+    emulated: None, numba_compiles: None, numba: Callable[..., Any], tmp_path: Path
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(KERNEL)
@@ -133,7 +133,7 @@ def test_a_kernel_is_not_supported_without_a_gpu(
 
 @pytest.mark.parametrize("part", ["test_events", "test_host_alloc", "test_context_stack"])
 def test_numba_s_own_tests(
-    numba: Callable[..., Any], device_kind: str, tmp_path: Path, part: str
+    numba_compiles: None, numba: Callable[..., Any], device_kind: str, tmp_path: Path, part: str
 ) -> None:
     done = numba(
         *("-m", "pytest", "-q", "-p", "numba_suite", "-p", "flyt.numba", "-p", "no:cacheprovider"),

@@ -304,9 +304,10 @@ def test_a_fault_is_sticky_and_hurts_nobody_else(
 
 
 def test_numba_runs_unmodified(
-    one_backend: Any, run_client: Callable[..., subprocess.CompletedProcess[str]]
+    numba_compiles: None,
+    one_backend: Any,
+    run_client: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
-    pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
     example = Path(__file__).parents[2] / "examples" / "vector_add.py"
     code = (
         "import runpy, warnings; warnings.simplefilter('ignore'); import flyt.numba;"
