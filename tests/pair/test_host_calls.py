@@ -191,9 +191,7 @@ threading.Event().wait()
 """
 
 
-@pytest.mark.emulated_only(
-    reason="free memory, which a GPU's pools give back in their time"
-)
+@pytest.mark.emulated_only(reason="free memory, which a GPU's pools give back in their time")
 def test_a_stream_does_not_wait_for_a_dead_client(
     one_backend: Any, session: flyt.Session, start_client: Callable[..., Any]
 ) -> None:
