@@ -42,7 +42,7 @@ int main() {
     steps(at);
     printf("ready %d at %p\n", failed, (void *)at);
     fflush(stdout);
-    for (pollfd input = {0, POLLIN, 0}; poll(&input, 1, 2) == 0;)
+    for (pollfd input = {0, POLLIN, 0}; poll(&input, 1, 2) <= 0;) // -1: the request's signal interrupts it
         check(cudaDeviceSynchronize());
     steps(at);
     tell<<<1, 1>>>(told);
