@@ -139,8 +139,8 @@ class StreamTable:
     def part(self, stream: SessionStream) -> None:
         """Destroy a stream that was removed and whose work is done."""
         if stream in self._dying:
-            self._dying.remove(stream)
             stream.device.destroy_stream(stream.handle)
+            self._dying.remove(stream)  # else the session's end tries again
 
     def of(self, device: Device) -> list[SessionStream]:
         """All streams of a device."""
