@@ -21,7 +21,7 @@ COOPERATIVE = 2
 MAX_DYNAMIC_SHARED = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
 
-_ATTRIBUTES = {
+FUNCTION_ATTRIBUTES = {
     "max_threads_per_block": 0,
     "shared_size_bytes": 1,
     "const_size_bytes": 2,
@@ -33,7 +33,7 @@ _ATTRIBUTES = {
     "max_dynamic_shared_size_bytes": MAX_DYNAMIC_SHARED,
     "preferred_shared_memory_carveout": 9,
 }
-"""CuPy's names of CUfunction_attribute's values."""
+"""Names of CUfunction_attribute's values, CuPy's and cuda.core's alike."""
 
 Extent = int | Sequence[int]
 
@@ -249,7 +249,7 @@ class RawKernel:
         """CUfunction_attribute, by CuPy's names."""
         _, function = self._module._function(self.name)  # noqa: SLF001 - its own other half
         known = function.facts.attributes
-        return {name: known[code] for name, code in _ATTRIBUTES.items() if code in known}
+        return {name: known[code] for name, code in FUNCTION_ATTRIBUTES.items() if code in known}
 
     @property
     def max_dynamic_shared_size_bytes(self) -> int:

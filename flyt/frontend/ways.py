@@ -130,12 +130,7 @@ class StagedWay:
                     if rows.height == 1:
                         memory.copy(slot.address, rows.host, size)
                     else:
-                        move(
-                            Row(slot.address, rows.width),
-                            Row(rows.host, rows.host_pitch),
-                            rows.width,
-                            rows.height,
-                        )
+                        _gather(slot.address, rows)
                     pending = connection.submit(
                         _in(rows, slot.at, self._pid, stream),
                         size=size,
@@ -212,14 +207,14 @@ class StagedWay:
         if part.height == 1:
             self._engine.post(flight.jobs, slot, part.host, part.width)
         else:
-            move(Row(slot, part.width), Row(part.host, part.host_pitch), part.width, part.height)
+            _gather(slot, part)
 
     def _unpack(self, flight: _Flight) -> None:
         part, slot = flight.part, flight.held[0].address
         if part.height == 1:
             self._engine.post(flight.jobs, part.host, slot, part.width)
         else:
-            move(Row(part.host, part.host_pitch), Row(slot, part.width), part.width, part.height)
+            _scatter(part, slot)
 
     def _recover(self, flight: _Flight) -> None:
         """After an interrupt: a request that is on its way writes into its slot until it is
@@ -272,13 +267,22 @@ class InlineWay:
             if pending.payload is None or len(pending.payload) != here.size:
                 raise DeviceError(999, "the backend's inline answer has not the size asked for")
             packed = np.frombuffer(pending.payload, np.uint8)
-            place = Row(here.host, here.host_pitch)
-            move(place, Row(packed.ctypes.data, here.width), here.width, here.height)
+            _scatter(here, packed.ctypes.data)
         self._statistics.add("inline_d2h_bytes", rows.size)
 
     def _settle(self, pending: Pending) -> None:
         self._connection.wait(pending)
         self._connection.checked(pending)
+
+
+def _gather(packed: int, part: Rows) -> None:
+    """Rows of host memory, to an address where they lie without gaps."""
+    move(Row(packed, part.width), Row(part.host, part.host_pitch), part.width, part.height)
+
+
+def _scatter(part: Rows, packed: int) -> None:
+    """The way back."""
+    move(Row(part.host, part.host_pitch), Row(packed, part.width), part.width, part.height)
 
 
 def copy_in(
@@ -321,8 +325,7 @@ def _packed(part: Rows) -> bytes:
     if part.height == 1:
         return bytes(memory.view(part.host, part.width))
     packed = np.empty(part.size, np.uint8)
-    to = Row(packed.ctypes.data, part.width)
-    move(to, Row(part.host, part.host_pitch), part.width, part.height)
+    _gather(packed.ctypes.data, part)
     return packed.tobytes()
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flyt import driver
+from flyt.frontend.raw import FUNCTION_ATTRIBUTES
 from flyt.numba.objects import NVRTCError, took
 
 
@@ -21,24 +22,11 @@ class KernelAttributes:
     """CUfunction_attribute, by cuda.core's names. ``named()`` works too: before cuda.core 1.0 they
     were methods."""
 
-    _CODES = {  # noqa: RUF012 - never changed
-        "max_threads_per_block": 0,
-        "shared_size_bytes": 1,
-        "const_size_bytes": 2,
-        "local_size_bytes": 3,
-        "num_regs": 4,
-        "ptx_version": 5,
-        "binary_version": 6,
-        "cache_mode_ca": 7,
-        "max_dynamic_shared_size_bytes": 8,
-        "preferred_shared_memory_carveout": 9,
-    }
-
     def __init__(self, handle: Any) -> None:
         self._handle = handle
 
     def __getattr__(self, name: str) -> Any:
-        code = self._CODES.get(name)
+        code = FUNCTION_ATTRIBUTES.get(name)
         if code is None:
             raise AttributeError(name)
         attribute = driver.CUfunction_attribute(code)
