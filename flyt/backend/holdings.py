@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import logging
 from collections.abc import Iterable
@@ -20,6 +21,9 @@ from flyt.backend.streams import SessionStream, StreamTable
 from flyt.errors import DeviceError
 
 log = logging.getLogger(__name__)
+
+POOL_GRAIN = 32 << 20
+"""Bytes. A GPU's pool takes memory in large pieces, so a trim for less mostly gives nothing back."""
 
 
 class Holdings(Completions):
@@ -60,6 +64,8 @@ class Holdings(Completions):
         self.apart = Apart(self, call_soon)
         self.moved = self.errors = 0
         self._pools: dict[int, Handle] = {}
+        self._freed: collections.Counter[int] = collections.Counter()
+        """By device, bytes freed since the session's own pool there was trimmed."""
 
     def figures(self) -> dict[str, int]:
         """For displays; from any thread."""
@@ -101,12 +107,28 @@ class Holdings(Completions):
         shared = self.shared.pop(block.address, None)
         if shared is None:
             block.device.free(block.address, legacy.handle)
+            self._freed[block.device.ordinal] += block.size
         else:
             if shared.thing is block:
                 self._services.blocks.withdraw(shared)
             self.when_done([legacy], lambda _: self.let_go(shared))
         self.blocks.remove(block)
         return [legacy]
+
+    def trim(self, device: Device, *, unless_below: int = 1) -> None:
+        """Let everyone have what cudaFree gave back, if it is so many bytes.
+
+        A pool gives its unused memory back when the host synchronises with a stream or an event
+        (CUDA, "Stream Ordered Memory Allocator"); that we ask whether an event is reached, as we
+        mostly do, counts for nothing.
+        """
+        if self._freed[device.ordinal] >= unless_below:
+            self._freed[device.ordinal] = 0
+            device.trim_pool(self.pool(device), 0)
+
+    def has_freed(self, device: Device) -> bool:
+        """Whether a `trim` may give anything back."""
+        return self._freed[device.ordinal] > 0
 
     def let_go(self, shared: Shared[Block]) -> None:
         """The last who holds a block frees it; all work that used it is done."""

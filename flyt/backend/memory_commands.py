@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from flyt.backend.blocks import Block
 from flyt.backend.devices.base import Device, Handle
+from flyt.backend.holdings import POOL_GRAIN
 from flyt.errors import DeviceError, ProtocolError
 from flyt.rpc import messages as m
 from flyt.shm import memory
@@ -76,8 +77,20 @@ def put_aside(session: Session, taken: int) -> None:
 
 
 def free(session: Session, command: m.Free, _: list[bytes]) -> None:
-    block = session.holdings.blocks.start(command.address)
-    session.complete(command.id, session.holdings.free(block))
+    holdings = session.holdings
+    block = holdings.blocks.start(command.address)
+
+    def done(code: int) -> None:
+        try:
+            if code:
+                raise DeviceError(code, "an operation of the session failed")
+            holdings.trim(block.device, unless_below=POOL_GRAIN)
+        except DeviceError as exc:
+            session.fail(command.id, exc)
+        else:
+            session.answer(command.id)
+
+    holdings.when_done(holdings.free(block), done)
 
 
 def _located(session: Session, command: m.CopyIn | m.CopyOut) -> int:
@@ -219,12 +232,26 @@ def inline(
 
 
 def mem_info(session: Session, command: m.MemInfo, _: list[bytes]) -> None:
-    blocks = session.holdings.blocks
-    free_bytes, total = session.holdings.streams.device(command.device).memory()
-    if blocks.limit:
-        total = min(total, blocks.limit)
-        free_bytes = min(free_bytes, blocks.limit - blocks.used)
-    session.answer(command.id, 0, [free_bytes, total])
+    holdings, blocks = session.holdings, session.holdings.blocks
+    device = holdings.streams.device(command.device)
+
+    def done(_: int) -> None:  # what the work itself ended with, others hear
+        try:
+            holdings.trim(device)
+            free_bytes, total = device.memory()
+        except DeviceError as exc:
+            session.fail(command.id, exc)
+            return
+        if blocks.limit:
+            total = min(total, blocks.limit)
+            free_bytes = min(free_bytes, blocks.limit - blocks.used)
+        session.answer(command.id, 0, [free_bytes, total])
+
+    # A cudaFree may have been posted: its bytes count as free once its stream has got there.
+    if holdings.has_freed(device):
+        holdings.when_done([holdings.streams.legacy(device)], done)
+    else:
+        done(0)
 
 
 def ping(session: Session, command: m.Ping, _: list[bytes]) -> None:

@@ -187,3 +187,41 @@ def test_pools_end_with_their_session(
     connect(limited_backend)
     assert used() == 0
     assert code(cudart.cudaMemPoolDestroy(pool)) == 1
+
+
+# --- what cudaFree gives back, everyone may have ---
+
+LARGE = 64 * MIB
+TRIM_FAILS = int(cudart.cudaError_t.cudaErrorNotPermitted)
+
+
+FREE = "import flyt; print(int(flyt.cudaMemGetInfo()[1]))"
+
+
+@pytest.mark.alone
+def test_others_have_what_was_freed(
+    one_backend: Any, session: flyt.Session, run_client: Callable[..., Any]
+) -> None:
+    def free_for_others() -> int:
+        done = run_client(FREE, one_backend)
+        assert done.returncode == 0, done.stderr
+        return int(done.stdout)
+
+    before = free_for_others()
+    pointer = ok(cudart.cudaMalloc(4 * LARGE))
+    assert free_for_others() <= before - 4 * LARGE
+    ok(cudart.cudaFree(pointer))
+    assert free_for_others() > before - LARGE
+
+
+@pytest.mark.emulated_only(reason="injects a fault, to see who asks for what")
+def test_the_pool_behind_cudaFree_is_trimmed(
+    backend: Callable[..., Any], connect: Callable[..., flyt.Session]
+) -> None:
+    connect(backend(device_options=f"fault=trim_pool:{TRIM_FAILS}:1"))
+    small = ok(cudart.cudaMalloc(MIB))
+    ok(cudart.cudaFree(small))  # not for so little
+    large = ok(cudart.cudaMalloc(LARGE))
+    assert code(cudart.cudaFree(large)) == TRIM_FAILS
+    small = ok(cudart.cudaMalloc(MIB))
+    ok(cudart.cudaFree(small))
