@@ -23,7 +23,7 @@ from flyt.errors import DeviceError
 log = logging.getLogger(__name__)
 
 POOL_GRAIN = 32 << 20
-"""Bytes. A GPU's pool takes memory in large pieces, so a trim for less mostly gives nothing back."""
+"""Bytes. A GPU's pool takes memory in large pieces: a trim for less mostly gives nothing back."""
 
 
 class Holdings(Completions):

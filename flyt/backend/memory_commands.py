@@ -81,9 +81,10 @@ def free(session: Session, command: m.Free, _: list[bytes]) -> None:
     block = holdings.blocks.start(command.address)
 
     def done(code: int) -> None:
+        if code:
+            session.fail(command.id, DeviceError(code, "an operation of the session failed"))
+            return
         try:
-            if code:
-                raise DeviceError(code, "an operation of the session failed")
             holdings.trim(block.device, unless_below=POOL_GRAIN)
         except DeviceError as exc:
             session.fail(command.id, exc)
