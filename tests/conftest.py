@@ -196,7 +196,7 @@ PROBES: tuple[Callable[[], dict[Any, str]], ...] = (
 )
 
 
-def _others_use(name: str) -> bool:
+def others_use(name: str) -> bool:
     """Whether a /dev/shm name is none of ours: another user's, or open in an unrelated process."""
     path = SHM / name
     try:
@@ -260,7 +260,7 @@ def _watch_for_leaks() -> Iterator[None]:
             left = [
                 entry
                 for entry in left
-                if entry[0] is not _shared_memory or not _others_use(entry[1])
+                if entry[0] is not _shared_memory or not others_use(entry[1])
             ]
         if not left or time.monotonic() > deadline:
             break

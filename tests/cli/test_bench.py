@@ -214,9 +214,8 @@ def test_summary_of_something_else(text: str, tmp_path: Path) -> None:
     ("case", "broken", "at"),
     [
         ("copy", "h2d", 300),
-        ("copy", "d2h", 399),
         ("post", "memset", 200),
-        ("mix", "d2h", 1500),
+        ("mix", "d2h", 300),
     ],
 )
 def test_one_wrong_byte_fails_the_run(case: str, broken: str, at: int, tmp_path: Path) -> None:

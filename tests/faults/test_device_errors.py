@@ -19,10 +19,10 @@ from tests.pair.raw import RawClient, eventually, status, threads_of, worker_of
 pytestmark = pytest.mark.emulated_only(reason="injects faults, which a GPU has no option for")
 
 K = cudart.cudaMemcpyKind
-NTH = 40
+NTH = 12
 """The call of each operation that fails: late enough that the other client has all it needs."""
 
-ROUNDS = 60
+ROUNDS = 18
 SIZE = 4096
 
 CODES = dict(

@@ -29,11 +29,9 @@ FEWEST_FACTS = 100
 REACHED: dict[str, dict[str, Any]] = {
     "ipc": {},
     "tcp": {"listen": ["tcp://127.0.0.1:0"]},
-    "inline": {"extra": ["--no-region"]},
     "inline-tcp": {"extra": ["--no-region"], "listen": ["tcp://127.0.0.1:0"]},
     "process": {"extra": ["--isolation", "process"]},
     "small-region": {"size": "12M"},
-    "own-region": {"extra": ["--region", "per-client"]},
     "own-region-process": {"extra": ["--region", "per-client", "--isolation", "process"]},
 }
 """Every way in which a client's calls and bytes get to the device."""

@@ -263,7 +263,7 @@ def test_five_gib_in_one_call(
     """Beyond 32 bits, from and to sparse memory; marks around every boundary."""
     if _available() < 13 * GIB:
         pytest.skip("needs 13 GiB of free memory: 5 GiB on the emulated device, 5 GiB here")
-    connect(backend())
+    connect(backend(), FLYT_SLOT_SIZE=str(4 << 20))  # a command for each slot
     size = 5 * GIB + 4097
     marks = [0, 1, 2 * GIB - 1, 2 * GIB, 4 * GIB - 1, 4 * GIB, 4 * GIB + 1, size - 1]
     device = malloc(size)
