@@ -191,6 +191,7 @@ class Handshakes:
                     DEVICES_UNAVAILABLE,
                     f"{MAX_PENDING} clients are waiting for this backend already; try again later",
                 )
+            self._pool.hear()
             self._check_room(principal)
             self._assign(pending)
         except FlytError:

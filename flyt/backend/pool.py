@@ -69,6 +69,11 @@ class WorkerPool:
     def __iter__(self) -> Iterator[WorkerProcess]:
         return iter(list(self._workers))
 
+    def hear(self) -> None:
+        """Take note of what the workers have said: sessions that ended leave room."""
+        for worker in self:
+            worker.hear()
+
     @property
     def session_count(self) -> int:
         """Sessions of all workers."""

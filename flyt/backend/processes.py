@@ -119,6 +119,11 @@ class Child:
             log.warning("%s %d: %s", self.name, self.pid, exc)
             self.kill()
 
+    def hear(self) -> None:
+        """Hand over what the child has said so far, ahead of the loop's turn."""
+        if self.running and self._grace is None:
+            self._readable()
+
     def kill(self) -> None:
         """SIGKILL; `Owner.ended` comes when the process is gone."""
         if self.running:

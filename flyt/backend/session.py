@@ -72,6 +72,7 @@ class Session(threading.Thread):
         self.requests: dict[int, Callable[[Granted | Reclaimed], None]] = {}
         self.proof = int.from_bytes(os.urandom(8), "little")
         self._request = 0
+        self._bye = 0  # the number of the client's last command
         self._held: list[list[bytes]] = []  # the command that could not be taken yet, if any
         self._deadline = time.monotonic() + ATTACH_SECONDS
         self._wire: Wire | None = None
@@ -159,6 +160,8 @@ class Session(threading.Thread):
             self._inbox.close()
             self.services.registry.drop(self.id)
             self.services.tell(Closed(self.id, reason[:4096]))
+            if self._bye:  # last: whoever has the answer finds the session's place free
+                answers.end_in_success(self._bye)
             if answers.have_ended:
                 wire.farewell(FAREWELL_SECONDS)
             listener.close()
@@ -322,10 +325,9 @@ class Session(threading.Thread):
     # --- the end ---
 
     def leave(self, number: int) -> None:
-        """Bye: release everything, then answer."""
+        """Bye: release everything; `run` answers."""
         self._release()
-        if self._answers is not None:
-            self._answers.end_in_success(number)
+        self._bye = number
         raise Ended("the client left")
 
     def _release(self) -> None:

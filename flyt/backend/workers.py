@@ -157,6 +157,10 @@ class WorkerProcess:
         if session in self.sessions:
             self._child.send(End(session, reason, unless_attached))
 
+    def hear(self) -> None:
+        """Take note of all that it has said."""
+        self._child.hear()
+
     def send(self, message: Any) -> None:
         """Any other order."""
         self._child.send(message)

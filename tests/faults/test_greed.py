@@ -262,3 +262,15 @@ def test_the_sweep_restores_the_superblock(backend: Callable[..., Any]) -> None:
         right = os.pread(region.fileno(), SIZE, 0)
         os.pwrite(region.fileno(), os.urandom(SIZE), 0)
         assert eventually(lambda: os.pread(region.fileno(), SIZE, 0) == right, SOON)
+
+
+ROUNDS = 100
+
+
+def test_who_left_has_made_room(backend: Callable[..., Any]) -> None:
+    """Whoever has the answer to its goodbye may come back at once, at the limit too."""
+    served = backend(extra=["--sessions-per-user", "1"])
+    for _ in range(ROUNDS):
+        with RawClient(served.endpoint) as client:  # a refusal would be no Welcome
+            assert client.attach_inline().status == 0
+            assert client.call(m.Bye).status == 0
