@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from flyt.backend.ledger import Ledger
@@ -88,7 +88,7 @@ class Reclaimer:
         self._formatted: str | None = None
         self._leaving = False
         self._sweeping = False
-        self._suspects: frozenset[int] = frozenset()
+        self._suspects: frozenset[tuple[int, int]] = frozenset()  # frame, and who says to have it
 
     # --- life ---
 
@@ -219,7 +219,7 @@ class Reclaimer:
             case Reclaimed():
                 self._part_done(message.request)
             case Owned():
-                self._swept(message.frames)
+                self._swept(zip(message.frames, message.sessions, strict=True))
 
     def _part_done(self, request: int) -> None:
         part, job = self._in_flight.pop(request)  # ours: the keeper only echoes it
@@ -231,15 +231,16 @@ class Reclaimer:
             job.then()
         self._feed()
 
-    def _swept(self, frames: Sequence[int]) -> None:
+    def _swept(self, owned: Iterable[tuple[int, int]]) -> None:
         self._sweeping = False
-        strays = frozenset(f for f in frames if self._ledger.is_stray(f))
-        again = strays & self._suspects
+        strays = frozenset(one for one in owned if self._ledger.is_stray(one[0]))
         # A client may be between taking a frame and asking for it; it won't be for a whole period.
+        # Several clients in a row may have the same frame just then.
+        again = strays & self._suspects
         self._suspects = strays - again
         if again:
             log.info("reclaiming %d frames that a client took and never used", len(again))
-            self.submit(self._ledger.quarantine(again), lambda: None)
+            self.submit(self._ledger.quarantine(frame for frame, _ in again), lambda: None)
 
 
 def _parts(runs: Sequence[Run], frames: int) -> Iterator[tuple[Run, ...]]:

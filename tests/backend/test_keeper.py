@@ -154,6 +154,16 @@ def test_a_sweep_takes_strays_the_second_time(site: Site) -> None:
     assert site.ledger.reclaiming == 0
 
 
+def test_a_frame_that_one_client_after_the_other_takes_is_no_stray(site: Site) -> None:
+    for session in (5, 6, 7):  # each between taking it and asking for it, when we look
+        site.table.mark_owned(2, session, 1, 0)
+        site.poke(2, b"secret")
+        site.reclaimer.sweep()
+        site.until(lambda: not site.reclaimer._sweeping and not site.reclaimer.busy)
+    assert site.peek(2).startswith(b"secret")
+    assert site.ledger.grant(7, [(2, 1)]) == ()
+
+
 def test_a_frame_that_gets_its_owner_between_two_sweeps_stays(site: Site) -> None:
     site.table.mark_owned(2, 5, 1, 0)
     site.reclaimer.sweep()
