@@ -160,7 +160,7 @@ def test_a_frame_that_one_client_after_the_other_takes_is_no_stray(site: Site) -
         site.poke(2, b"secret")
         site.reclaimer.sweep()
         site.until(lambda: not site.reclaimer._sweeping and not site.reclaimer.busy)
-    assert site.peek(2).startswith(b"secret")
+        assert site.peek(2).startswith(b"secret")
     assert site.ledger.grant(7, [(2, 1)]) == ()
 
 
