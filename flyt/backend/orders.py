@@ -8,14 +8,14 @@ context runs wild can't confuse the supervisor either.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
-from flyt.rpc.codec import U32, U64, Document, Flag, Frames, Runs, Text, Token, Vocabulary
+from flyt.rpc.codec import U32, U64, Document, Flag, Frames, Runs, Text, Token, Vocabulary, message
 
 # --- supervisor to worker ---
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Open:
     """Serve one more session: bind its socket and wait for its ATTACH.
 
@@ -38,7 +38,7 @@ class Open:
     page_size: U32 = 0
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Granted:
     """Answer to `Request`: empty ``refused`` means that the frames are in the ledger now."""
 
@@ -47,7 +47,7 @@ class Granted:
     refused: Frames
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class End:
     """End this session now; the reason goes to the log."""
 
@@ -56,17 +56,17 @@ class End:
     unless_attached: Flag = False
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Leave:
     """End all sessions and exit."""
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Measure:
     """Say what the sessions hold; answered by `Measured`."""
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Suspend:
     """Move the process's GPU state to host memory and hold the commands of this session, its only
     one; answered by `Paused`."""
@@ -76,7 +76,7 @@ class Suspend:
     """Seconds that a command waits before it is refused."""
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Resume:
     """Undo `Suspend`; answered by `Paused`."""
 
@@ -88,14 +88,14 @@ WORKER_ORDERS = {1: Open, 2: Granted, 3: End, 4: Leave, 6: Measure, 7: Suspend, 
 # --- worker to supervisor ---
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Ready:
     """The devices work. ``snapshot`` is what WELCOME carries."""
 
     snapshot: Document
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Failed:
     """The devices can't be used; the worker exits. ``code`` is a cudaError_t."""
 
@@ -103,7 +103,7 @@ class Failed:
     text: Text
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Opened:
     session: U64
     port: U32
@@ -112,7 +112,7 @@ class Opened:
     """"" when the socket is bound; else why it could not be."""
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Request:
     """The session asks for these frames; answered by `Granted` with the same ``request``."""
 
@@ -121,7 +121,7 @@ class Request:
     frames: Runs
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Returned:
     """The session no longer uses these frames: no DMA, no mapping in use. Answered by
     `Reclaimed` once they are FREE again."""
@@ -131,7 +131,7 @@ class Returned:
     frames: Runs
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Closed:
     """The session is over: its work is done, its memory freed, its frames out of use."""
 
@@ -139,7 +139,7 @@ class Closed:
     reason: Text
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Broken:
     """The context is gone with this sticky cudaError_t; the worker exits."""
 
@@ -147,14 +147,14 @@ class Broken:
     text: Text
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Measured:
     """For people: what `flyt.backend.holdings.Holdings.figures` says, by session in hexadecimal."""
 
     sessions: Document
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Paused:
     """Answer to `Suspend` and `Resume`: whether the session is suspended now, and why it is not as
     it was to be ("": it is)."""
@@ -179,14 +179,14 @@ WORKER_WORDS = {
 # --- supervisor to keeper and back ---
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Format:
     """Write a fresh superblock and set all frames FREE and zero."""
 
     epoch: U64
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Reclaim:
     """Quarantine and zero these frames; answered by `Reclaimed`, followed by `Free`."""
 
@@ -194,24 +194,24 @@ class Reclaim:
     frames: Runs
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Free:
     """Set these frames FREE: they were reclaimed, and the ledger has let go of them."""
 
     frames: Runs
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Sweep:
     """Report all frames that are OWNED; answered by `Owned`."""
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Formatted:
     error: Text
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Reclaimed:
     """Keeper: done. Supervisor passes it on to the worker that sent `Returned`, with its
     session and request."""
@@ -220,7 +220,7 @@ class Reclaimed:
     request: U64
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Owned:
     frames: Frames
     sessions: Frames

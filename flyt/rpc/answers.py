@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from flyt.rpc.codec import U32, U64, Numbers, Text
+from flyt.rpc.codec import U32, U64, Numbers, Text, message
 
 
-@dataclass(slots=True)
+@message
 class Result:
     """The one answer to command ``id``."""
 
@@ -22,7 +20,7 @@ class Result:
     """For people: why it failed."""
 
 
-@dataclass(slots=True)
+@message
 class Done:
     """Answers the commands from ``first`` on, ``count`` of them: success, with no values."""
 
@@ -31,14 +29,14 @@ class Done:
     count: U32
 
 
-@dataclass(slots=True)
+@message
 class Credit:
     """Gives credits back when many commands were taken and none has finished."""
 
     taken: U64
 
 
-@dataclass(slots=True)
+@message
 class Sticky:
     """The worker's last word: its context is gone with this cudaError_t."""
 

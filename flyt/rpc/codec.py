@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From declared messages to bytes and back: one encoder and one checking decoder.
 
-A message is a dataclass, never changed once made (`frozen` makes the making four times as slow),
+A `message` is a dataclass, never changed once made (`frozen` makes the making four times as slow),
 whose fields are annotated with the types below; a `Vocabulary`
 maps numeric codes to such classes. On the wire a message is one MessagePack array: the code,
 then the fields in order. Whatever bytes come in, `Vocabulary.decode` either returns a message
@@ -22,6 +22,7 @@ import msgpack
 from flyt.errors import ProtocolError
 
 Checker = Callable[[Any], Any]
+T = typing.TypeVar("T")
 
 
 class _Local(threading.local):
@@ -123,6 +124,38 @@ Frames = Annotated[tuple[int, ...], _numbers(1 << 20)]
 Runs = Annotated[tuple[tuple[int, int], ...], _runs]
 Document = Annotated[dict[str, Any], _document]
 """A map for what only people and the same version read (device snapshots, status)."""
+
+
+if typing.TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:
+
+    def dataclass_transform(**_: Any) -> Callable[[Any], Any]:
+        """For type checkers only; Python 3.10 has none of its own."""
+        return lambda function: function
+
+
+@dataclass_transform(field_specifiers=(dataclasses.field,))
+def message(cls: type[T]) -> type[T]:
+    """Make a class a message.
+
+    As a dataclass, but only ``__init__`` is made for each class: to compile comparison and
+    representation too would let every process start 50 ms later.
+    """
+    made: Any = dataclasses.dataclass(slots=True, eq=False, repr=False)(cls)
+    made.__eq__, made.__hash__, made.__repr__ = _equal, None, _shown
+    return typing.cast("type[T]", made)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and all(
+        getattr(one, name) == getattr(other, name) for name in one.__match_args__
+    )
+
+
+def _shown(one: Any) -> str:
+    fields = (f"{f.name}={getattr(one, f.name)!r}" for f in dataclasses.fields(one) if f.repr)
+    return f"{type(one).__name__}({', '.join(fields)})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
-from flyt.rpc.codec import U32, U64, Document, Numbers, Text, Token, Vocabulary
+from flyt.rpc.codec import U32, U64, Document, Numbers, Text, Token, Vocabulary, message
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Hello:
     """First words of a client. ``version`` comes first for ever: any version is told apart."""
 
@@ -19,7 +19,7 @@ class Hello:
     """Command name of the client, for status displays only."""
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Welcome:
     session: U64
     token: Token = field(repr=False)
@@ -46,7 +46,7 @@ class Welcome:
     can rings once before ATTACH, whose answer says whether that was heard."""
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Refused:
     """The backend won't have this client. ``code`` is a cudaError_t."""
 
@@ -54,17 +54,17 @@ class Refused:
     text: Text
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class AskStatus:
     """Who is connected? Answered only to peers of the daemon's own user over ipc."""
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class StatusReport:
     report: Document
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Suspend:
     """Take this session off the GPU. From the daemon's own user over ipc, as `Resume`; answered by
     `Obeyed` once that is done."""
@@ -74,14 +74,14 @@ class Suspend:
     """Seconds that a call of its client waits before it fails with cudaErrorSystemNotReady."""
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Resume:
     """Bring this session back to the GPU."""
 
     session: U64
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Obeyed:
     """What was asked for is done."""
 

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-from dataclasses import dataclass
 
 from flyt.errors import ProtocolError
-from flyt.rpc.codec import U32, U64, Digest, Document, Flag, Numbers, Params, Text
+from flyt.rpc.codec import U32, U64, Digest, Document, Flag, Numbers, Params, Text, message
 
 MAX_IMAGE_BYTES = 64 << 20
 """No kernel library that a program loads by itself is larger; a worker keeps a few of these."""
@@ -27,7 +26,7 @@ CACHE_CONFIG = 1 << 16
 """`FunctionSet.attribute` for cuFuncSetCacheConfig; CUfunction_attribute's values are small."""
 
 
-@dataclass(slots=True)
+@message
 class ImagePart:
     """Bytes of an image, the message's second frame; an image's parts come in order."""
 
@@ -37,7 +36,7 @@ class ImagePart:
     total: U64
 
 
-@dataclass(slots=True)
+@message
 class ModuleLoad:
     """cuModuleLoadData."""
 
@@ -47,13 +46,13 @@ class ModuleLoad:
     image: Digest
 
 
-@dataclass(slots=True)
+@message
 class ModuleUnload:
     id: U64
     module: U64
 
 
-@dataclass(slots=True)
+@message
 class FunctionGet:
     """cuModuleGetFunction. The Result's second frame is a `FunctionFacts`."""
 
@@ -63,7 +62,7 @@ class FunctionGet:
     name: Text
 
 
-@dataclass(slots=True)
+@message
 class FunctionSet:
     """cuFuncSetAttribute, or with `CACHE_CONFIG` cuFuncSetCacheConfig; the Result's second frame is
     the function's new `FunctionFacts`."""
@@ -75,7 +74,7 @@ class FunctionSet:
     """A C int's bits."""
 
 
-@dataclass(slots=True)
+@message
 class GlobalGet:
     """cuModuleGetGlobal. Values: [address, size]."""
 
@@ -84,7 +83,7 @@ class GlobalGet:
     name: Text
 
 
-@dataclass(slots=True)
+@message
 class Occupancy:
     """cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags. Values: [blocks]."""
 
@@ -95,7 +94,7 @@ class Occupancy:
     flags: U32
 
 
-@dataclass(slots=True)
+@message
 class Reach:
     """Nothing at all; answered, as every command with a stream, when the stream has reached it."""
 
@@ -103,7 +102,7 @@ class Reach:
     stream: U64
 
 
-@dataclass(slots=True)
+@message
 class Launch:
     """cuLaunchKernelEx. ``params`` is the parameter buffer, laid out as `FunctionFacts` says."""
 
@@ -125,7 +124,7 @@ class Launch:
     since this says nothing of the stream."""
 
 
-@dataclass(slots=True)
+@message
 class Compile:
     """NVRTC on the source ``image``, for a device. The Result's second frame is a `Compiled`."""
 

@@ -7,10 +7,9 @@ minted, or below `FIRST_STREAM` the default pool of the device with that ordinal
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 
-from flyt.rpc.codec import U8, U32, U64, Token
+from flyt.rpc.codec import U8, U32, U64, Token, message
 
 
 class Way(IntEnum):
@@ -24,7 +23,7 @@ class Way(IntEnum):
     """Neither: on the device."""
 
 
-@dataclass(slots=True)
+@message
 class CopyRows:
     """``height`` rows of ``width`` bytes; a pitch is how far one row's start is from the next's."""
 
@@ -40,7 +39,7 @@ class CopyRows:
     stream: U64 = 0
 
 
-@dataclass(slots=True)
+@message
 class PushRows:
     """`Push` of rows: packed in the message's second frame."""
 
@@ -52,7 +51,7 @@ class PushRows:
     stream: U64 = 0
 
 
-@dataclass(slots=True)
+@message
 class PullRows:
     """`Pull` of rows: packed in the second frame of the Result."""
 
@@ -64,7 +63,7 @@ class PullRows:
     stream: U64 = 0
 
 
-@dataclass(slots=True)
+@message
 class FillRows:
     id: U64
     address: U64
@@ -75,7 +74,7 @@ class FillRows:
     stream: U64 = 0
 
 
-@dataclass(slots=True)
+@message
 class MallocAsync:
     """Values: [device address], at once; ``taken`` as in `Malloc`."""
 
@@ -86,14 +85,14 @@ class MallocAsync:
     stream: U64 = 0
 
 
-@dataclass(slots=True)
+@message
 class FreeAsync:
     id: U64
     address: U64
     stream: U64 = 0
 
 
-@dataclass(slots=True)
+@message
 class PoolCreate:
     """``limit``: bytes that all its blocks together may have; 0 means no limit."""
 
@@ -103,7 +102,7 @@ class PoolCreate:
     limit: U64
 
 
-@dataclass(slots=True)
+@message
 class PoolDestroy:
     """Its blocks stay until they are freed."""
 
@@ -111,14 +110,14 @@ class PoolDestroy:
     pool: U64
 
 
-@dataclass(slots=True)
+@message
 class PoolTrim:
     id: U64
     pool: U64
     keep: U64
 
 
-@dataclass(slots=True)
+@message
 class PoolGet:
     """Values: [the attribute]; a cudaMemPoolAttr from 1 to 8."""
 
@@ -127,7 +126,7 @@ class PoolGet:
     attribute: U32
 
 
-@dataclass(slots=True)
+@message
 class PoolSet:
     id: U64
     pool: U64
@@ -135,7 +134,7 @@ class PoolSet:
     value: U64
 
 
-@dataclass(slots=True)
+@message
 class ShareMemory:
     """Values: [the two halves of a token, little-endian], with which other sessions of the worker
     open the block that starts at ``address``."""
@@ -144,7 +143,7 @@ class ShareMemory:
     address: U64
 
 
-@dataclass(slots=True)
+@message
 class OpenMemory:
     """Values: [address, size, device]."""
 
@@ -152,13 +151,13 @@ class OpenMemory:
     token: Token
 
 
-@dataclass(slots=True)
+@message
 class CloseMemory:
     id: U64
     address: U64
 
 
-@dataclass(slots=True)
+@message
 class ShareEvent:
     """Values: as `ShareMemory`'s."""
 
@@ -166,7 +165,7 @@ class ShareEvent:
     event: U64
 
 
-@dataclass(slots=True)
+@message
 class OpenEvent:
     """Gives the event behind a token this session's number ``event``. Values: [device]."""
 
@@ -175,7 +174,7 @@ class OpenEvent:
     token: Token
 
 
-@dataclass(slots=True)
+@message
 class EventQuery:
     """Values: [1 if the event is reached, whoever recorded it, else 0]."""
 

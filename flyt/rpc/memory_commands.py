@@ -6,12 +6,10 @@ Sizes, offsets and addresses are in bytes; what all commands share is told in `f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from flyt.rpc.codec import U8, U32, U64
+from flyt.rpc.codec import U8, U32, U64, message
 
 
-@dataclass(slots=True)
+@message
 class Malloc:
     """Values: [device address]. ``taken`` names the block of the answer before, whose address the
     frontend could not reserve: it is kept aside; 0 otherwise."""
@@ -22,13 +20,13 @@ class Malloc:
     taken: U64
 
 
-@dataclass(slots=True)
+@message
 class Free:
     id: U64
     address: U64
 
 
-@dataclass(slots=True)
+@message
 class CopyIn:
     """Window to device."""
 
@@ -40,7 +38,7 @@ class CopyIn:
     stream: U64 = 0
 
 
-@dataclass(slots=True)
+@message
 class CopyOut:
     """Device to window."""
 
@@ -52,7 +50,7 @@ class CopyOut:
     stream: U64 = 0
 
 
-@dataclass(slots=True)
+@message
 class CopyOn:
     """Device to device."""
 
@@ -63,7 +61,7 @@ class CopyOn:
     stream: U64 = 0
 
 
-@dataclass(slots=True)
+@message
 class Push:
     """Inline host to device: the bytes are the message's second frame."""
 
@@ -73,7 +71,7 @@ class Push:
     stream: U64 = 0
 
 
-@dataclass(slots=True)
+@message
 class Pull:
     """Inline device to host: the bytes are the second frame of the Result."""
 
@@ -83,7 +81,7 @@ class Pull:
     stream: U64 = 0
 
 
-@dataclass(slots=True)
+@message
 class Memset:
     id: U64
     address: U64
@@ -92,7 +90,7 @@ class Memset:
     stream: U64 = 0
 
 
-@dataclass(slots=True)
+@message
 class MemInfo:
     """Values: [free, total]."""
 

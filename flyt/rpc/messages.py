@@ -10,11 +10,11 @@ answered when the stream has reached it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 
 from flyt.rpc.answers import Credit as Credit, Done as Done, Result as Result, Sticky as Sticky
-from flyt.rpc.codec import U64, Flag, Runs, Token, Vocabulary
+from flyt.rpc.codec import U64, Flag, Runs, Token, Vocabulary, message
 from flyt.rpc.greetings import (
     HELLOS as HELLOS,
     WELCOMES as WELCOMES,
@@ -108,7 +108,7 @@ class Status(IntEnum):
 # --- commands of a session, on its own socket ----------------------------------------------
 
 
-@dataclass(slots=True)
+@message
 class Attach:
     """Binds the connection to the session. With ``inline`` there is no window, all else is 0."""
 
@@ -129,7 +129,7 @@ class Attach:
     page (`Feature.RING`)."""
 
 
-@dataclass(slots=True)
+@message
 class Grow:
     """Maps frames at virtual page ``vpn`` as one segment and registers it as a whole."""
 
@@ -138,7 +138,7 @@ class Grow:
     table: Runs
 
 
-@dataclass(slots=True)
+@message
 class Shrink:
     """Gives back the segment that starts at virtual page ``vpn``."""
 
@@ -146,12 +146,12 @@ class Shrink:
     vpn: U64
 
 
-@dataclass(slots=True)
+@message
 class Ping:
     id: U64
 
 
-@dataclass(slots=True)
+@message
 class Bye:
     """The last word of a client that leaves in order."""
 

@@ -6,15 +6,13 @@ What all commands share is told in `flyt.rpc.messages`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from flyt.rpc.codec import U32, U64
+from flyt.rpc.codec import U32, U64, message
 
 FIRST_STREAM = 256
 """Numbers below name the legacy default stream of the device with that ordinal."""
 
 
-@dataclass(slots=True)
+@message
 class StreamCreate:
     """The frontend mints the number, from `FIRST_STREAM` up, so that creating is a post."""
 
@@ -26,13 +24,13 @@ class StreamCreate:
     """cudaStreamCreateWithPriority's priority, with the sign turned: 0 is the lowest."""
 
 
-@dataclass(slots=True)
+@message
 class StreamDestroy:
     id: U64
     stream: U64
 
 
-@dataclass(slots=True)
+@message
 class StreamWait:
     """Work put on ``stream`` from now on waits for the last record of ``event``."""
 
@@ -41,7 +39,7 @@ class StreamWait:
     event: U64
 
 
-@dataclass(slots=True)
+@message
 class EventCreate:
     id: U64
     event: U64
@@ -49,13 +47,13 @@ class EventCreate:
     flags: U32
 
 
-@dataclass(slots=True)
+@message
 class EventDestroy:
     id: U64
     event: U64
 
 
-@dataclass(slots=True)
+@message
 class EventRecord:
     """Answered when the event is reached: so a query of it needs no message."""
 
@@ -64,7 +62,7 @@ class EventRecord:
     stream: U64
 
 
-@dataclass(slots=True)
+@message
 class Elapsed:
     """Values: [the bits of a 32-bit float, milliseconds]."""
 
@@ -73,7 +71,7 @@ class Elapsed:
     end: U64
 
 
-@dataclass(slots=True)
+@message
 class HostCall:
     """Answered when the stream has reached it; the stream waits there for `HostReturn`."""
 
@@ -81,7 +79,7 @@ class HostCall:
     stream: U64
 
 
-@dataclass(slots=True)
+@message
 class HostReturn:
     """The function of `HostCall` number ``call`` has returned: its stream goes on."""
 
@@ -89,7 +87,7 @@ class HostReturn:
     call: U64
 
 
-@dataclass(slots=True)
+@message
 class Passed:
     """Does nothing; answered when the stream has reached it."""
 
