@@ -13,6 +13,7 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -63,6 +64,14 @@ def qemu() -> str:
 def mke2fs() -> str:
     """Path of the program that makes the guest's disk, installed if it is missing."""
     return _program(MKE2FS, MKE2FS_PACKAGE)
+
+
+def everything() -> None:
+    """Fetch all of it. Needs nothing but the standard library."""
+    cache = cache_folder()
+    cache.mkdir(parents=True, exist_ok=True)
+    for part in (qemu, mke2fs, lambda: kernel(cache), lambda: busybox(cache)):
+        part()
 
 
 def _program(name: str, package: str) -> str:
@@ -145,3 +154,10 @@ def _run(*command: str, cwd: Path | None = None) -> str:
     if done.returncode:
         raise VmError(f"{' '.join(command)} failed:\n{done.stderr.strip()}")
     return done.stdout
+
+
+if __name__ == "__main__":
+    try:
+        everything()
+    except VmError as exc:
+        sys.exit(f"scripts/vm: {exc}")

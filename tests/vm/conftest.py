@@ -16,12 +16,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import ROOT, Backend
+from tests.vm.verdicts import Verdicts
 from vm.image import build
 from vm.machine import Done, Image, Machine, Running, Shared
 
@@ -50,8 +52,12 @@ handshake.PROTOCOL_VERSION += 1
 """What makes a backend speak the next version of the protocol."""
 
 
-LATE = ("test_the_facts_about_copies_hold_over_ivshmem", "test_the_guest_is_reset")
-"""What comes last, in this order: the facts take longest, and run beside all other tests; then the
+LATE = (
+    "test_a_guest_that_fails_hangs_or_crashes_fails_the_script",
+    "test_the_facts_about_copies_hold_over_ivshmem",
+    "test_the_guest_is_reset",
+)
+"""What comes last, in this order: these guests and the facts run beside all other tests; then the
 guest is reset."""
 
 
@@ -84,20 +90,27 @@ class Lab:
 
     def __init__(self, image: Image, folder: Path, stack: contextlib.ExitStack) -> None:
         self._stack = stack
-        self.backend = self._backend("tcp://127.0.0.1:*", size=SIZE)
-        self.lone = self._backend("tcp://127.0.0.1:*", size=OTHER_SIZE)
         (folder / "sitecustomize.py").write_text(NEWER)
         path = {"PYTHONPATH": f"{folder}:{ROOT}"}
-        self.newer = self._backend("tcp://127.0.0.1:*", size=OTHER_SIZE, env=path)
         self.doorbell = str(_folder(stack) / "doorbell")
-        self.mortal = self._backend(
-            "tcp://127.0.0.1:*", MORTAL_SIZE, "--single-port", "--doorbell", self.doorbell
-        )
         self.keys = _folder(stack)
         flyt_keygen("server", "--folder", str(self.keys))
         keys = ["--server-key", str(self.keys / "server.key_secret")]
         keys += ["--authorized-keys", str(self.keys / "authorized")]
-        self.keyed = self._backend("tcp://127.0.0.1:*", KEYED_SIZE, *keys)
+        with ThreadPoolExecutor() as side_by_side:
+            started = [
+                side_by_side.submit(self._backend, size, *more, **details)
+                for size, more, details in (
+                    (SIZE, (), {}),
+                    (OTHER_SIZE, (), {}),
+                    (OTHER_SIZE, (), {"env": path}),
+                    (MORTAL_SIZE, ("--single-port", "--doorbell", self.doorbell), {}),
+                    (KEYED_SIZE, keys, {}),
+                )
+            ]
+        self.backend, self.lone, self.newer, self.mortal, self.keyed = (
+            one.result() for one in started
+        )
         regions = [
             Shared(self.backend.region, SIZE),
             Shared(self.lone.region, OTHER_SIZE, share=False),
@@ -105,6 +118,12 @@ class Lab:
             Shared(self.mortal.region, MORTAL_SIZE, doorbell=self.doorbell),
             Shared(self.keyed.region, KEYED_SIZE),
         ]
+        # Where their guests' sockets lie, whose paths have 107 bytes at most.
+        scripts = _folder(stack) / "s"
+        scripts.mkdir()
+        lone = f"tcp://{HOST}:{port_of(self.lone)}"
+        self.verdicts = Verdicts(scripts, PAYLOADS / "small.py", self.lone.region, lone)
+        stack.callback(self.verdicts.close)
         # A network on which there is nothing but one port of the mortal backend.
         pipe = f"{sys.executable} {PIPE} {port_of(self.mortal)}"
         options = [
@@ -116,10 +135,11 @@ class Lab:
         # These take longest, so they run beside the first tests.
         self.facts = self.start("facts", seconds=FACTS_SECONDS)
 
-    def _backend(self, listen: str, size: int, *more: str, **arguments: Any) -> Backend:
+    def _backend(self, size: int, *more: str, **arguments: Any) -> Backend:
         # The region outlives its backend: QEMU maps it.
         extra = [*EXTRA, *more]
-        backend = Backend("emulated", size=str(size), listen=[listen], extra=extra, **arguments)
+        listen = ["tcp://127.0.0.1:*"]
+        backend = Backend("emulated", size=str(size), listen=listen, extra=extra, **arguments)
         self._stack.callback(backend.dispose)
         self._stack.callback(backend.stop)
         return backend
