@@ -76,6 +76,28 @@ class Wire:
         self._commands, self._replies = ring.frontend_rings(native, control_page)
 
     @property
+    def rings(self) -> tuple[RingWriter, RingReader]:
+        """The two ends, for those who use them under the same lock."""
+        if self._commands is None or self._replies is None:
+            raise RegionError("this session has no rings")
+        return self._commands, self._replies
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the next reply is the next entry of the ring, and not one that is on its way by
+        the connection."""
+        others = self._announced or self._held is not None or self._damaged_at
+        return self._replies is not None and not others
+
+    def wake(self, asleep: int) -> bool:
+        """After a command was published and ``asleep`` found: wake the reader, once for each of
+        its sleeps. False when the connection is gone."""
+        if self._commands is not None and asleep != self._commands.woken:
+            self._commands.woken = asleep
+            return self._wake()
+        return self._dialer.lost is None
+
+    @property
     def published(self) -> int | None:
         """Commands in the ring so far: whether an interrupted `send` has happened. None without
         rings: nobody knows."""

@@ -36,6 +36,9 @@ _QUICK = {
         None,
         (_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, ctypes.c_size_t, ctypes.c_size_t),
     ),
+    "flyt_express_size": (ctypes.c_size_t, ()),
+    "flyt_express_post": (ctypes.c_int64, (_ADDRESS, *[_U64] * 6)),
+    "flyt_express_read": (ctypes.c_int, (_ADDRESS,)),
     "flyt_plain_size": (ctypes.c_size_t, ()),
     "flyt_shield_size": (ctypes.c_size_t, ()),
     "flyt_shield_init": (None, (_ADDRESS, ctypes.POINTER(ctypes.c_int), ctypes.c_int, _ADDRESS)),
@@ -46,6 +49,7 @@ _QUICK = {
 
 _LONG = {
     "flyt_ring_wait": (ctypes.c_int, (_ADDRESS, _POSITION, _U64, ctypes.c_int)),
+    "flyt_express_call": (ctypes.c_int64, (_ADDRESS, *[_U64] * 7, ctypes.c_int)),
     "flyt_plain_serve": (ctypes.c_int, (_ADDRESS, _U64, _U64, ctypes.c_int)),
     "flyt_engine_open": (_ADDRESS, (ctypes.c_int, _U64)),
     "flyt_engine_wait": (None, (_ADDRESS, _ADDRESS)),
@@ -77,6 +81,10 @@ class Native:
         self.shield_init = quick.flyt_shield_init
         self.shield_enter = quick.flyt_shield_enter
         self.shield_leave = quick.flyt_shield_leave
+        self.express_size = int(quick.flyt_express_size())
+        self.express_post = quick.flyt_express_post
+        self.express_read = quick.flyt_express_read
+        self.express_call = long.flyt_express_call
         self.plain_size = int(quick.flyt_plain_size())
         self.plain_serve = long.flyt_plain_serve
         self.plain_move = _address_of(long.flyt_plain_move)

@@ -12,10 +12,9 @@
 #include <string.h>
 
 #include "ring.h"
+#include "words.h"
 
-enum { IDLE, LOOK, OTHER, KICK, BUSY };        // why it returns; BUSY never leaves this file
-enum { COPY_IN = 6, COPY_OUT = 7, FILL = 11 }; // codes of commands: flyt/rpc/messages.py
-enum { DONE = 4 };                             // and of the reply
+enum { IDLE, LOOK, OTHER, KICK, BUSY }; // why it returns; BUSY never leaves this file
 enum { BLOCKS = 64, SEGMENTS = 16, STREAMS = 16, ENTRY = 128 };
 
 #define BATCH 32      // answered together at most: the client has as many credits back by then
@@ -76,43 +75,6 @@ int flyt_plain_fill(uint64_t at, unsigned char value, size_t size, void *stream)
     return 0;
 }
 
-// --- MessagePack: an array of at most 15 unsigned integers, and nothing behind it ---
-
-// How many there are; -1 where it is anything else.
-static int unpack(const unsigned char *at, int64_t length, uint64_t *out) {
-    const unsigned char *end = at + length;
-    if (length < 1 || (*at & 0xf0) != 0x90)
-        return -1;
-    int count = *at++ & 0x0f;
-    for (int i = 0; i < count; i++) {
-        if (at == end)
-            return -1;
-        unsigned char kind = *at++;
-        if (kind < 0x80) {
-            out[i] = kind;
-            continue;
-        }
-        if (kind < 0xcc || kind > 0xcf || end - at < 1 << (kind - 0xcc))
-            return -1;
-        out[i] = 0;
-        for (int n = 1 << (kind - 0xcc); n > 0; n--)
-            out[i] = out[i] << 8 | *at++;
-    }
-    return at == end ? count : -1;
-}
-
-static char *pack(char *at, uint64_t value) {
-    if (value < 0x80) {
-        *at++ = (char)value;
-        return at;
-    }
-    int step = value >> 32 ? 3 : value >> 16 ? 2 : value >> 8 ? 1 : 0;
-    *at++ = (char)(0xcc + step);
-    for (int n = (1 << step) - 1; n >= 0; n--)
-        *at++ = (char)(value >> 8 * n);
-    return at;
-}
-
 // --- checking ---
 
 // The range in which all of these bytes lie. `size` is not 0, and small.
@@ -132,7 +94,7 @@ static const stream_t *stream_of(const plain_t *p, uint64_t number) {
 
 // Whether the message is a plain command.
 static int is_plain(const plain_t *p, const unsigned char *bytes, int64_t length, command_t *c) {
-    uint64_t f[15];
+    uint64_t f[WORDS];
     int count = unpack(bytes, length, f);
     if (count < 1)
         return 0;
@@ -183,11 +145,10 @@ static void take(plain_t *p, const command_t *c) {
 
 // Answer all that was taken. LOOK on success, KICK where the client has to be woken, OTHER where its ring is damaged.
 static int answer(plain_t *p) {
-    char done[1 + 4 * 9], *at = done;
-    *at++ = (char)0x94;
-    at = pack(pack(pack(pack(at, DONE), p->taken), p->first), p->count);
-    int64_t asleep = flyt_ring_write(p->replies, p->replies_written, p->reply_places, ENTRY, done,
-                                     (uint32_t)(at - done));
+    char message[WORDS_BYTES];
+    uint64_t words[] = {DONE, p->taken, p->first, p->count};
+    int64_t asleep = flyt_ring_write(p->replies, p->replies_written, p->reply_places, ENTRY, message,
+                                     pack(message, words, 4));
     if (asleep < 0)
         return OTHER;
     p->count = 0;
