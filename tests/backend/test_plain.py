@@ -31,8 +31,8 @@ BLOCK = 8192
 """Bytes of the one block, and of the one segment."""
 INDEX = 65_536
 """Where in the window the segment begins."""
-LINGER, LONG = 200_000, 20_000_000
-"""Nanoseconds."""
+LINGER, LONG = 200_000, 10**11
+"""Nanoseconds; the second bounds a hang."""
 NOT_READY, INVALID_VALUE = 600, 1
 PAGE = layout.RINGS_END + 4096 - layout.RINGS_END % 4096
 
