@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from flyt.backend.answers import Answers
 from flyt.backend.blocks import Block
+from flyt.backend.devices.base import Direct
 from flyt.backend.streams import SessionStream
 from flyt.backend.wire import Wire
 from flyt.errors import DeviceError
@@ -167,8 +168,9 @@ class PlainCommands:
             return
         self._forget_what_is_gone(window)
         if number not in self._streams:
-            direct = stream.device.direct(stream.handle)
+            direct = self._direct(stream)
             if direct is None:
+                self.end()  # no device will: all are of a kind
                 return
             self._streams.add(number, number, stream.device.ordinal, *direct)
         if block.address not in self._blocks:
@@ -187,6 +189,13 @@ class PlainCommands:
             for notes in (self._blocks, self._segments, self._streams):
                 notes.clear()
             self._count()
+
+    @staticmethod
+    def _direct(stream: SessionStream) -> Direct | None:
+        try:
+            return stream.device.direct(stream.handle)
+        except DeviceError:  # the context is broken, and whoever asks for work hears of it
+            return None
 
     def _count(self) -> None:
         table = self._table

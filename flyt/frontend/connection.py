@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The session's connection: sending commands, waiting for answers, noticing the end.
 
-One lock covers tables and sending; nobody holds it while waiting (`flyt.frontend.waiting`).
+One lock covers tables and sending; who waits does so without it (`flyt.frontend.waiting`).
 """
 
 from __future__ import annotations

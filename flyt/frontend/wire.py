@@ -29,7 +29,7 @@ LOOK_SECONDS = 0.001
 """How often a side that reads a ring looks at the connection too: five times the cost of a look at
 the ring, and nothing urgent comes that way."""
 
-SENDS_A_LOOK = 8
+SENDS_A_LOOK = 16
 """Commands between two looks for replies, of which the ring holds 128."""
 
 END_SECONDS = 1.0

@@ -113,6 +113,7 @@ def test_a_gap_begins_another_row(ends: Ends) -> None:
         m.REPLIES.encode(m.Done(1, 2, 1))[:-1],
         m.REPLIES.encode(m.Done(1, 2, 1)) + b"\0",
         b"\x94\x04\x01\x02\xcf\x00\x00\x00\x01\x00\x00\x00\x00",  # a count of 33 bits
+        b"\x94\x05\x01\x02\x01",  # four words of another code
         b"\xc1",
         ring.ELSEWHERE,
     ],
