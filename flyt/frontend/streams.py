@@ -98,7 +98,9 @@ class StreamTable:
         self.add(stream)
 
     def known(self, handle: int, device: int) -> Stream | None:
-        """What a handle means to this thread, if there is such a stream already."""
+        """What a handle means to this thread, if there is such a stream already; None below 0."""
+        if handle < 0:
+            return None
         if handle > PER_THREAD:
             return self._streams.get(handle)
         return self.special(handle, device)

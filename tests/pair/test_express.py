@@ -103,6 +103,8 @@ CASES: dict[str, Case] = {
     "the thread's own stream": lambda d, a: cudart.cudaMemcpyAsync(a, d, SIZE, D2H, 2),
     "a stream that does not exist": lambda d, a: cudart.cudaMemcpyAsync(a, d, SIZE, D2H, 0x777),
     "no stream's number": lambda d, _: cudart.cudaMemsetAsync(d, 1, SIZE, 0x777),
+    "a stream": lambda d, a: cudart.cudaMemcpyAsync(a, d, SIZE, D2H, cudart.cudaStreamCreate()[1]),
+    "a negative stream": lambda d, a: cudart.cudaMemcpyAsync(d, a, SIZE, H2D, -1),
     "None for a stream": lambda d, a: cudart.cudaMemcpyAsync(d, a, SIZE, H2D, None),
     "larger than the cell": lambda d, _: cudart.cudaMemcpy(np.ones(1 << 17, "u1"), d, SIZE, D2H),
 }

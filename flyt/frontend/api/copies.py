@@ -11,7 +11,7 @@ from flyt.errors import DeviceError
 from flyt.frontend import current
 from flyt.frontend.api.convention import INVALID_VALUE, Answer, cuda
 from flyt.frontend.api.devices import c_int
-from flyt.frontend.api.handles import number_of, stream_of
+from flyt.frontend.api.handles import number_of, plain_number, stream_of
 from flyt.frontend.current import thread
 from flyt.frontend.hostmem import (
     HostArgument,
@@ -88,16 +88,15 @@ _TO_DEVICE, _TO_HOST = 1, 2
 def _is_express(dst: Any, src: Any, count: Any, kind: Any, stream: Any, device: int) -> bool:
     """Whether it was a plain copy, and is done: by the short way (`flyt.frontend.express`)."""
     express = current.express()
-    if express is None or type(count) is not int or count <= 0 or type(stream) is not int:
+    if express is None or type(count) is not int or count <= 0 or not isinstance(kind, int):
         return False
-    if not isinstance(kind, int):
-        return False
+    handle = plain_number(stream)
     if kind == _TO_HOST:
         host = plain(dst, count) if type(src) is int else 0
-        return host > 0 and express.to_host(host, src, count, stream, device)
+        return host > 0 and express.to_host(host, src, count, handle, device)
     if kind == _TO_DEVICE:
         host = plain(src, count) if type(dst) is int else 0
-        return host > 0 and express.to_device(dst, host, count, stream, device)
+        return host > 0 and express.to_device(dst, host, count, handle, device)
     return False
 
 
@@ -178,10 +177,14 @@ def cudaMemcpyAsync(dst: Any, src: Any, count: int, kind: Any, stream: Any) -> A
 
 
 def _set(devPtr: Any, value: int, count: int, stream: Any) -> Answer:
-    if type(devPtr) is type(value) is type(count) is type(stream) is int and count > 0:
-        express = current.express()
-        if express is not None and express.fill(devPtr, value & 0xFF, count, stream, thread.device):
-            return ()
+    express = current.express()
+    if (
+        express is not None
+        and type(devPtr) is type(value) is type(count) is int
+        and count > 0
+        and express.fill(devPtr, value & 0xFF, count, plain_number(stream), thread.device)
+    ):
+        return ()
     size = size_t(count)
     address = pointer(devPtr).address
     session = current.current()
