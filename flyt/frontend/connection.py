@@ -200,7 +200,8 @@ class Connection:
         Lost, CommandTimeout
             The session ended first, or the backend is connected but its thread does not answer.
         """
-        self._wait(lambda: pending.done, pending)
+        if self.express is None or not self.express.wait(pending):
+            self._wait(lambda: pending.done, pending)
         if pending.ended and self.lost is not None:
             raise self.lost
 
@@ -240,7 +241,6 @@ class Connection:
     # --- receiving, under the lock ---
 
     def drain(self) -> None:
-        """Take note of the answers that have come."""
         if self._closed:
             return
         heard = self.express is not None and self.express.read()

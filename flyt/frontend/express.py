@@ -11,6 +11,7 @@ messages in the same order.
 from __future__ import annotations
 
 import ctypes
+import time
 from typing import TYPE_CHECKING
 
 from flyt.frontend.inflight import Pending, checked
@@ -75,7 +76,7 @@ class Express:
         self._commands = commands
         self._at = ctypes.addressof(link)
         self._post, self._call = native.express_post, native.express_call
-        self._read = native.express_read
+        self._read, self._wait_for = native.express_read, native.express_wait
         hold = min(HOLD_SECONDS, spin_seconds())
         self._patience = int(hold * 1e9), int(is_polite())
         self._reader: Pending | None = None
@@ -116,8 +117,24 @@ class Express:
         finally:
             self._note()  # also what a signal's handler has come behind
 
+    def wait(self, pending: Pending) -> bool:
+        """Look for the answer to a command for a moment; whether it is there. Takes the lock."""
+        with self._lock:
+            connection = self._connection
+            if pending.done or connection.lost is not None or connection.room.is_led:
+                return pending.done
+            if self._wire.is_plain:
+                try:
+                    self._wait_for(self._at, pending.id, *self._patience)
+                finally:
+                    self._note()
+            return pending.done
+
     def _note(self) -> None:
         link = self._link
+        if not link.count:
+            return
+        self._flow.heard = time.monotonic()
         self._connection.succeeded(link.taken, link.first, link.count)
 
     # --- what it is for ---
@@ -257,9 +274,7 @@ class Express:
             self._reader = None
             return False
         self._flow.calls += 1
-        if self._link.count:
-            self._note()
-            self._flow.heard = pending.issued
+        self._note()
         if self._wire.wants_a_look():
             self._connection.drain()
         return True

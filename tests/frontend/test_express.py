@@ -52,6 +52,11 @@ class Ends:
         words = (COPY_OUT, number, 1 << 45, 4096, 64, 0)
         return int(self.library.express_call(link, *words, patience, 1))
 
+    def wait(self, number: int, patience: int = MOMENT) -> int:
+        """How many answers came."""
+        self.library.express_wait(ctypes.byref(self.link), number, patience, 1)
+        return int(self.link.count)
+
     def read(self) -> tuple[int, int, int] | None:
         """Taken, first and count of the row that was read."""
         if not self.library.express_read(ctypes.byref(self.link)):
@@ -174,3 +179,11 @@ def test_a_call_does_not_wait_for_a_sleeper(ends: Ends) -> None:
     assert ends.commands.fall_asleep()
     assert ends.call(2, LONG) == 1
     assert ends.commands.read() is not None
+
+
+def test_waiting_for_an_answer_that_comes_in_a_row(ends: Ends) -> None:
+    ends.say(m.Done(3, 1, 3), m.Done(9, 4, 6), m.Done(10, 10, 1))
+    assert ends.wait(9, LONG) == 9
+    assert (ends.link.first, ends.link.taken) == (1, 9)
+    assert ends.wait(11) == 1
+    assert ends.wait(11) == 0

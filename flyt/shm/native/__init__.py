@@ -49,6 +49,7 @@ _QUICK = {
 
 _LONG = {
     "flyt_ring_wait": (ctypes.c_int, (_ADDRESS, _POSITION, _U64, ctypes.c_int)),
+    "flyt_express_wait": (None, (_ADDRESS, _U64, _U64, ctypes.c_int)),
     "flyt_express_call": (ctypes.c_int64, (_ADDRESS, *[_U64] * 7, ctypes.c_int)),
     "flyt_plain_serve": (ctypes.c_int, (_ADDRESS, _U64, _U64, ctypes.c_int)),
     "flyt_engine_open": (_ADDRESS, (ctypes.c_int, _U64)),
@@ -84,6 +85,7 @@ class Native:
         self.express_size = int(quick.flyt_express_size())
         self.express_post = quick.flyt_express_post
         self.express_read = quick.flyt_express_read
+        self.express_wait = long.flyt_express_wait
         self.express_call = long.flyt_express_call
         self.plain_size = int(quick.flyt_plain_size())
         self.plain_serve = long.flyt_plain_serve

@@ -62,25 +62,35 @@ int flyt_express_read(express_t *e) {
     return any;
 }
 
-// `post`, and wait for the answer for at most `ns`; `count` tells what came. Does not wait where the other side sleeps:
-// the caller has to wake it.
-int64_t flyt_express_call(express_t *e, uint64_t code, uint64_t id, uint64_t address, uint64_t second, uint64_t size,
-                          uint64_t stream, uint64_t ns, int yield) {
-    e->count = 0;
-    int64_t asleep = flyt_express_post(e, code, id, address, second, size, stream);
+static void wait_for(express_t *e, uint64_t id, uint64_t ns, int yield) {
     uint64_t end = 0;
-    for (uint32_t turn = 1; asleep == 0; turn++) {
+    for (uint32_t turn = 1;; turn++) {
         int read = read_on(e);
         if (read == 0 || (read == 1 && id - e->first < e->count))
-            break;
+            return;
         if (turn % 16 == 0) {
             uint64_t now = now_ns();
             end = end ? end : now + ns;
             if (now >= end)
-                break;
+                return;
         }
         if (read == EMPTY)
             relax(yield);
     }
+}
+
+// Read on until the answer to command `id` was read, something else has come, or for `ns`; `count` tells what came.
+void flyt_express_wait(express_t *e, uint64_t id, uint64_t ns, int yield) {
+    e->count = 0;
+    wait_for(e, id, ns, yield);
+}
+
+// `post`, and `wait` for the answer. Does not wait where the other side sleeps: the caller has to wake it.
+int64_t flyt_express_call(express_t *e, uint64_t code, uint64_t id, uint64_t address, uint64_t second, uint64_t size,
+                          uint64_t stream, uint64_t ns, int yield) {
+    e->count = 0;
+    int64_t asleep = flyt_express_post(e, code, id, address, second, size, stream);
+    if (asleep == 0)
+        wait_for(e, id, ns, yield);
     return asleep;
 }
