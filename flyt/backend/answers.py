@@ -42,6 +42,17 @@ class Answers:
         if self._taken - self._told >= CREDIT_STEP:
             self._say(m.Credit(self._taken))
 
+    @property
+    def taken(self) -> int:
+        """Commands taken so far."""
+        return self._taken
+
+    def were_given(self, taken: int, unanswered: int) -> None:
+        """The compiled loop took commands, ``taken`` by now in all, and told of all but the last
+        so many (`flyt.backend.plain`)."""
+        self._taken = taken
+        self._told = max(self._told, taken - unanswered)
+
     def give_sign(self) -> None:
         """Tell that the session lives, though it takes no commands."""
         self._say(m.Credit(self._taken))

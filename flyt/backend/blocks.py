@@ -41,6 +41,8 @@ class BlockTable(Quota):
 
     def __init__(self, limit: int = 0) -> None:
         super().__init__(limit, "the session's limit (--memory-limit)")
+        self.version = 0
+        """Another one whenever a block is gone."""
         self._blocks: dict[int, Block] = {}
         self._addresses: list[int] = []
 
@@ -75,6 +77,7 @@ class BlockTable(Quota):
 
     def take_out(self, block: Block) -> None:
         """Take a block out that still counts."""
+        self.version += 1
         del self._blocks[block.address]
         del self._addresses[bisect.bisect_left(self._addresses, block.address)]
 

@@ -77,6 +77,12 @@ class Holdings(Completions):
         }
 
     @property
+    def is_quiet(self) -> bool:
+        """Whether a copy has nothing to be ordered with: nothing is in flight, here or behind a
+        gate, no memory waits for being cleared, and none is shared with others."""
+        return not (self.waiting or self.newborn or self.gates or self.shared)
+
+    @property
     def devices(self) -> list[Device]:
         """All devices of the worker."""
         return self._services.devices

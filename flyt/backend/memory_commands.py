@@ -130,12 +130,17 @@ def _copy(
     size = command.size
     session.holdings.moved += size
     put(session, command, size, blocks, lambda d, s: d.copy(destination, source, size, s))
+    if session.plain is not None and len(blocks) == 1 and not isinstance(command, m.CopyOn):
+        stream = session.holdings.streams.get(command.stream)
+        session.plain.note(command.stream, stream, blocks[0], command.index)
 
 
 def fill(session: Session, command: m.Memset, _: list[bytes]) -> None:
     address, size = command.address, command.size
     block = session.holdings.blocks.find(address, size)
     put(session, command, size, [block], lambda d, s: d.fill(address, command.value, size, s))
+    if session.plain is not None:
+        session.plain.note(command.stream, session.holdings.streams.get(command.stream), block)
 
 
 class OnStream(Protocol):

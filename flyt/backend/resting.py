@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import zmq
 
@@ -34,6 +35,9 @@ class Resting:
         On that socket.
     inbox : int
         Descriptor that has input when another thread wants something.
+    spin : callable, optional
+        Looks for a command for so many seconds, and answers whether it is worth to go on; by
+        default `Wire.spin`.
 
     Attributes
     ----------
@@ -42,7 +46,14 @@ class Resting:
         who has done that.
     """
 
-    def __init__(self, listener: Listener, wire: Wire, inbox: int) -> None:
+    def __init__(
+        self,
+        listener: Listener,
+        wire: Wire,
+        inbox: int,
+        spin: Callable[[float], bool] | None = None,
+    ) -> None:
+        self._look = spin or wire.spin
         self._wire = wire
         self._all = zmq.Poller()
         self._deaf = zmq.Poller()  # does not look for commands, so they don't keep it from sleeping
@@ -94,7 +105,9 @@ class Resting:
     def _spin(self) -> bool:
         """Once after each command: who was woken for nothing sleeps on."""
         fresh, self._fresh = self._fresh, False
-        return fresh and self._wire.spin(linger_seconds())
+        if fresh:
+            self._fresh = self._look(linger_seconds())
+        return self._fresh
 
     def _sleep(self, patience_ms: int | None) -> None:
         if not self._wire.has_bell:

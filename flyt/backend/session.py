@@ -29,6 +29,7 @@ from flyt.backend.holdings import Holdings
 from flyt.backend.inbox import Inbox
 from flyt.backend.memory_commands import Stall
 from flyt.backend.orders import Closed, Granted, Open, Opened, Paused, Reclaimed
+from flyt.backend.plain import PlainCommands
 from flyt.backend.resting import Resting
 from flyt.backend.services import OwnRegion, Services
 from flyt.backend.streams import SessionStream
@@ -75,6 +76,7 @@ class Session(threading.Thread):
         self._bye = 0  # the number of the client's last command
         self._held: list[list[bytes]] = []  # the command that could not be taken yet, if any
         self._deadline = time.monotonic() + ATTACH_SECONDS
+        self.plain: PlainCommands | None = None
         self._wire: Wire | None = None
         self._answers: Answers | None = None
         self._suspension: Suspension | None = None
@@ -139,6 +141,8 @@ class Session(threading.Thread):
         bell = self.services.bell(self.order.bell)
         wire = self._wire = Wire(listener, functools.partial(admits, self.order), bell)
         answers = self._answers = Answers(wire)
+        plain = self.plain = PlainCommands(self, wire, answers)
+        rest = Resting(listener, wire, self._inbox.fileno(), plain.serve)
         self._suspension = Suspension(
             self, self._inbox, wire, listener.pollables[1], answers, self._held
         )
@@ -146,7 +150,7 @@ class Session(threading.Thread):
         self.services.tell(Opened(self.id, where.port, os.path.basename(where.path), ""))
         reason = "unknown"
         try:
-            self._serve(listener, wire, answers)
+            self._serve(rest, wire, answers)
         except Ended as exc:
             reason = str(exc)
         except Exception as exc:  # a fault of ours ends this session, never the worker's others
@@ -171,8 +175,7 @@ class Session(threading.Thread):
         if self._own is not None:
             self._own.close()
 
-    def _serve(self, listener: Listener, wire: Wire, answers: Answers) -> None:
-        rest = Resting(listener, wire, self._inbox.fileno())
+    def _serve(self, rest: Resting, wire: Wire, answers: Answers) -> None:
         while True:
             try:
                 told = self.holdings.told
@@ -281,16 +284,19 @@ class Session(threading.Thread):
         if exc.code in STICKY:
             self.services.broken(exc.code, exc.detail)
 
-    def use_rings(self, control_page: int) -> bool:
+    def use_rings(self, control_page: int, window: Window) -> bool:
         """The client will use the rings in its control page; whether it has rung its doorbell."""
         native = ring.usable()
-        if native is None or self._wire is None:
+        if native is None or self._wire is None or self.plain is None:
             raise ProtocolError("the client asks for rings, which this backend did not offer")
-        return self._wire.use_rings(native, control_page)
+        rang = self._wire.use_rings(native, control_page)
+        self.plain.begin(native, window)
+        return rang
 
     def drop_rings(self) -> None:
         """The control page is about to be unmapped."""
-        if self._wire is not None:
+        if self._wire is not None and self.plain is not None:
+            self.plain.end()
             self._wire.drop_rings()
 
     # --- for the handlers ---

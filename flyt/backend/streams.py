@@ -78,6 +78,8 @@ class StreamTable:
     def __init__(self, devices: list[Device], mark: Callable[[SessionStream], None]) -> None:
         self._devices = devices
         self._mark = mark
+        self.version = 0
+        """Another one whenever a stream is gone."""
         self._legacy: dict[int, SessionStream] = {}
         self._own: dict[int, SessionStream] = {}
         self._streams: dict[int, SessionStream] = {}
@@ -134,6 +136,7 @@ class StreamTable:
         if stream is None:
             raise DeviceError(INVALID_HANDLE, f"stream {number:#x} does not exist")
         self._dying.append(stream)
+        self.version += 1
         return stream
 
     def part(self, stream: SessionStream) -> None:

@@ -122,7 +122,7 @@ def _map_and_prove(session: Session, command: m.Attach, window: Window) -> None:
         _return(session, command.table, lambda _: session.fail(command.id, error))
         return
     session.window = window
-    rang = command.ring and session.use_rings(page)
+    rang = command.ring and session.use_rings(page, window)
     session.services.registry.bind(session.id, session.pid, window)
     session.attached = True
     session.answer(command.id, 0, [session.proof, int(rang)])

@@ -117,6 +117,23 @@ class Wire:
         """Whether the client has used the ring: replies follow it there."""
         return self._commands is not None and self._commands.taken > 0
 
+    @property
+    def rings(self) -> tuple[RingReader, RingWriter]:
+        """The ends for the compiled loop, which uses them between two calls here."""
+        if self._commands is None or self._replies is None:
+            raise RegionError("this session has no rings")
+        return self._commands, self._replies
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the ring has all there is: nothing waits here, or is on its way by the socket."""
+        waits = self._announced_at or self._returned or self._held is not None
+        return self._commands is not None and not (waits or self.is_full)
+
+    def kick(self) -> None:
+        """Wake the client: if it finds no room, the client has enough there to wake it."""
+        self._send([m.KICK])
+
     # --- in ---
 
     def put_back(self, commands: Iterable[list[bytes]]) -> None:
@@ -243,7 +260,7 @@ class Wire:
                 self._send_in_turn(frames)
                 asleep = False
         if asleep:
-            self._send([m.KICK])  # if it finds no room, the client has enough there to wake it
+            self.kick()
 
     @staticmethod
     def _written(replies: RingWriter, entry: bytes) -> bool:

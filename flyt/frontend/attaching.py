@@ -11,7 +11,14 @@ from flyt.errors import RegionError
 from flyt.frontend.connection import Connection
 from flyt.frontend.settings import Settings
 from flyt.frontend.staging import StagingSlots
-from flyt.frontend.staging_ring import MIN_RING_BYTES, RING_BYTES, SHARE_OF_STAGING, StagingRing
+from flyt.frontend.staging_ring import (
+    CELL_BYTES,
+    CELL_SHARE,
+    MIN_RING_BYTES,
+    RING_BYTES,
+    SHARE_OF_STAGING,
+    StagingRing,
+)
 from flyt.frontend.statistics import Statistics
 from flyt.frontend.window_memory import WindowMemory
 from flyt.rpc import messages as m
@@ -166,9 +173,10 @@ def _stage(
         )
     small = min(small, length // SHARE_OF_STAGING // 4096 * 4096)
     length -= small
+    cell = min(CELL_BYTES, small // CELL_SHARE)
     return Attached(
         memory,
         StagingSlots(base + index, index, length, count, size),
-        StagingRing(base + index + length, index + length, small),
+        StagingRing(base + index + length, index + length, small - cell, cell),
         doorbell,
     )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The session's connection: sending commands, waiting for answers, noticing the end.
 
-One lock covers tables and sending; nobody holds it while waiting (`flyt.frontend.waiting`).
+One lock covers tables and sending; who waits does so without it (`flyt.frontend.waiting`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any
 import zmq
 
 from flyt.errors import CommandTimeout, DeviceError, ProtocolError
+from flyt.frontend.express import Express
+from flyt.frontend.flow import Flow
 from flyt.frontend.inflight import InflightTable, Make, Pending, checked
 from flyt.frontend.lost import DEVICES_UNAVAILABLE, INTERRUPTED, Lost
 from flyt.frontend.shield import ShieldedLock
@@ -58,11 +60,10 @@ class Connection:
         self._wire = Wire(context, endpoint, heartbeat_ms, keys)
         self._limit = max(heartbeat_ms, 1000) / 1000 if heartbeat_ms else math.inf
         self._step = min(self._limit / 4, 1.0)
-        self._credits = window
-        self._sent = self._taken = 0
-        self.calls = self.posts = 0
+        self.flow = Flow(window)
+        self.has_credit = self.flow.has_credit
         self.deferred: DeviceError | None = None
-        self._heard = time.monotonic()
+        self.express: Express | None = None
         self._pinged = self._nudged = 0.0
         self.room = WaitingRoom(
             self.lock,
@@ -70,7 +71,7 @@ class Connection:
             self._wire,
             step=self._step,
             look=self._look,
-            drain=self._drain,
+            drain=self.drain,
         )
         self._wait = self.room.wait
         self._closed = False
@@ -79,6 +80,7 @@ class Connection:
         """Commands and replies go through the control page from now on."""
         with self.lock:
             self._wire.use_rings(native, control_page, doorbell)
+            self.express = Express(self, native, self._wire)
 
     # --- sending ---
 
@@ -110,8 +112,7 @@ class Connection:
         event : Event, optional
             The command is the last record of this event.
         sent : list of Pending, optional
-            Gets the command before it goes out: so that who is interrupted (Ctrl-C) in here can
-            tell whether it is on its way.
+            Gets the command before it goes out: so who is interrupted can tell if it is on its way.
 
         Raises
         ------
@@ -134,12 +135,8 @@ class Connection:
                     return pending
             self.wait_for_credit()
 
-    def has_credit(self) -> bool:
-        """Under the lock: whether `submit` will send at once."""
-        return self._sent - self._taken < self._credits
-
     def wait_for_credit(self) -> None:
-        """Return when the backend has taken a command, unless there is a credit already."""
+        """Return when there is a credit."""
         self._wait(self.has_credit, None)
 
     def _made(self, make: Make, size: int = 0, pages: tuple[int, int] = (0, 0)) -> Pending:
@@ -153,9 +150,9 @@ class Connection:
         if payload is not None:
             frames.append(payload)
         if not len(self.inflight):
-            self._heard = time.monotonic()  # an idle session's silence means nothing
+            self.flow.heard = time.monotonic()  # an idle session's silence means nothing
         self.inflight.add(pending)
-        self._sent += 1
+        self.flow.sent += 1
         before = self._wire.published
         try:
             sent = self._wire.send(frames)
@@ -164,18 +161,19 @@ class Connection:
                 self._lose(DEVICES_UNAVAILABLE, INTERRUPTED)
             elif self._wire.published == before:
                 self.inflight.succeed(pending.id)
-                self._sent -= 1
+                self.flow.sent -= 1
             raise
         if not sent:
-            self._drain()
-            self._lose(DEVICES_UNAVAILABLE, "the connection to the backend ended")
-            self._check()
-        if pending.posted:
-            self.posts += 1
-        else:
-            self.calls += 1
+            self.ended()
+        self.flow.count(pending.posted)
         if self._wire.wants_a_look():
-            self._drain()
+            self.drain()
+
+    def ended(self) -> None:
+        """Nothing can be sent any more: say so, or what the backend has said of it."""
+        self.drain()
+        self._lose(DEVICES_UNAVAILABLE, "the connection to the backend ended")
+        self._check()
 
     def call(self, make: Make, **details: Any) -> Pending:
         """Send a command and wait for its answer.
@@ -202,7 +200,8 @@ class Connection:
         Lost, CommandTimeout
             The session ended first, or the backend is connected but its thread does not answer.
         """
-        self._wait(lambda: pending.done, pending)
+        if self.express is None or not self.express.wait(pending):
+            self._wait(lambda: pending.done, pending)
         if pending.ended and self.lost is not None:
             raise self.lost
 
@@ -213,7 +212,7 @@ class Connection:
         self._wait(lambda: all(p.done for p in sent) or not deadline.left(), None)
 
     def _look(self, ready: Callable[[], bool]) -> bool:
-        self._drain()
+        self.drain()
         if ready():
             return True
         self._check()
@@ -223,10 +222,10 @@ class Connection:
     def _watch(self) -> None:
         """A backend that is connected but says nothing is asked, and given up after a while."""
         now = time.monotonic()
-        silent = now - self._heard
+        silent = now - self.flow.heard
         if silent < self._limit or not len(self.inflight):
             return
-        if silent > self._limit * (1 + SILENT_LIMITS) and self._pinged > self._heard:
+        if silent > self._limit * (1 + SILENT_LIMITS) and self._pinged > self.flow.heard:
             text = (
                 f"the backend at {self._wire.endpoint} is connected but has not answered for "
                 f"{silent:.0f} s; {self.inflight.describe()}"
@@ -241,17 +240,17 @@ class Connection:
 
     # --- receiving, under the lock ---
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
         if self._closed:
             return
-        heard = False
+        heard = self.express is not None and self.express.read()
         while (frames := self._wire.receive()) is not None:
             heard = True
             self._dispatch(frames)
             if not self._wire.may_have_more:
                 break
         if heard:
-            self._heard = time.monotonic()
+            self.flow.heard = time.monotonic()
             self.room.stir()
         if self._wire.lost is not None and self.lost is None:
             self._lose(DEVICES_UNAVAILABLE, self._wire.lost)
@@ -266,11 +265,10 @@ class Connection:
         if kind is m.Sticky:
             self._lose(reply.code, f"the backend's context is gone: {reply.text}")
             return
-        self._taken = max(self._taken, reply.taken)
+        self.flow.taken = max(self.flow.taken, reply.taken)
         if kind is m.Done:
-            self._all_done(reply)
-            return
-        if kind is m.Credit:
+            self.succeeded(reply.taken, reply.first, reply.count)
+        if kind is not m.Result:
             return
         pending = self.inflight.answer(
             reply.id,
@@ -284,12 +282,15 @@ class Connection:
         elif pending is not None and pending.posted and reply.status and self.deferred is None:
             self.deferred = DeviceError(reply.status, reply.text or pending.name)
 
-    def _all_done(self, reply: m.Done) -> None:
-        if reply.count > self._sent:
-            text = f"the backend answered {reply.count} commands at once, {self._sent} were sent"
+    def succeeded(self, taken: int, first: int, count: int) -> None:
+        """Under the lock: the answer to ``count`` commands from number ``first`` on has come."""
+        flow = self.flow
+        flow.taken = max(flow.taken, taken)
+        if count > flow.sent:
+            text = f"the backend answered {count} commands at once, {flow.sent} were sent"
             self._lose(DEVICES_UNAVAILABLE, text)
             return
-        for number in range(reply.first, reply.first + reply.count):
+        for number in range(first, first + count):
             self.inflight.succeed(number)
 
     def _lose(self, code: int, reason: str) -> None:
@@ -307,11 +308,11 @@ class Connection:
     def refresh(self) -> None:
         """Take note of all answers that have come; raises Lost when the session has ended."""
         with self.lock:
-            self._drain()
+            self.drain()
             self._check()
             # Who only ever asks sleeps nowhere: a wake-up that was lost is made good here.
             now = time.monotonic()
-            if len(self.inflight) and now - max(self._heard, self._nudged) > self._step:
+            if len(self.inflight) and now - max(self.flow.heard, self._nudged) > self._step:
                 self._nudged = now
                 self._wire.nudge()
 

@@ -12,6 +12,7 @@ import os
 import threading
 
 from flyt.errors import DeviceError, FlytError
+from flyt.frontend.express import Express
 from flyt.frontend.lost import Lost
 from flyt.frontend.session import Session
 from flyt.frontend.settings import Settings
@@ -148,6 +149,14 @@ def reset() -> None:
     if ended is not None:
         raise ended
     session.connection.raise_deferred()
+
+
+def express() -> Express | None:
+    """The short way of the session there is, where nothing has to be seen to before a call."""
+    session = _session
+    if session is None or session.garbage or session.host_calls.thread is not None:
+        return None
+    return session.connection.express
 
 
 def existing() -> Session | None:

@@ -18,6 +18,8 @@ from flyt.errors import DeviceError
 
 INVALID_VALUE = 1
 ADDRESS_BITS = 64
+HOST_ADDRESSES = 1 << 63
+"""Linux gives programs no address from here on."""
 
 
 class HostArgument(NamedTuple):
@@ -80,6 +82,20 @@ def pointer(argument: Any) -> HostArgument:
     # Fortran's order can't be cast; both ways read no more than the address.
     array = np.frombuffer(view.cast("B"), np.uint8) if view.c_contiguous else np.asarray(view)
     return HostArgument(int(array.ctypes.data), view.nbytes, view.readonly, array)
+
+
+def plain(argument: Any, count: int) -> int:
+    """Where an argument points that is an address, or a writable NumPy array of C's order with so
+    many bytes at least; 0 for anything else. For the short way, a quarter of `pointer`'s cost."""
+    kind = type(argument)
+    if kind is int:
+        return argument if 0 < argument < HOST_ADDRESSES else 0
+    if kind is not np.ndarray or count > argument.nbytes:
+        return 0
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(argument))
+    except (TypeError, ValueError, BufferError):  # read-only, with gaps, of a dtype without buffer
+        return 0
 
 
 def _address(value: int) -> int:

@@ -168,6 +168,14 @@ class PointerMap:
         allocation = self._allocations[self._addresses[at]]
         return allocation if address < allocation.address + allocation.size else None
 
+    def is_free(self, address: int, size: int) -> bool:
+        """Whether ``size`` > 0 bytes from ``address`` on touch no allocation: pageable memory."""
+        at = bisect.bisect_left(self._addresses, address + size) - 1
+        if at < 0:
+            return True
+        last = self._allocations[self._addresses[at]]
+        return last.address + last.size <= address
+
     def place(self, address: int, size: int) -> Place:
         """Where ``[address, address + size)`` lies.
 

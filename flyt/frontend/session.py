@@ -117,6 +117,10 @@ class Session:
                 )
             undo.pop_all()
         self.scheduler = Scheduler(self.connection)
+        if self.connection.express is not None and self._ring is not None:
+            self.connection.express.begin(
+                self.pointers, self.scheduler.table, self._ring, self.counts, self.pid
+            )
         self.pools, self.sharing = Pools(self), Sharing(self)
         self.kernels = Kernels(self)
         self.transfers = Transfers(
@@ -175,8 +179,8 @@ class Session:
         count, size = (self._slots.count, self._slots.size) if self._slots is not None else (0, 0)
         return {
             **self.counts.snapshot(),
-            "calls": self.connection.calls,
-            "posts": self.connection.posts,
+            "calls": self.connection.flow.calls,
+            "posts": self.connection.flow.posts,
             "doorbell_rings": self._doorbell.rings if self._doorbell is not None else 0,
             "inflight": len(self.connection.inflight),
             "slot_size": size,

@@ -8,10 +8,12 @@ answer gives it back. Nobody waits for a slot while holding one.
 from __future__ import annotations
 
 import threading
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from flyt.frontend.connection import Connection
 from flyt.frontend.inflight import Pending
+
+if TYPE_CHECKING:
+    from flyt.frontend.connection import Connection
 
 _HANDOVER_SECONDS = 0.05
 """A lost wake-up costs at most this much."""

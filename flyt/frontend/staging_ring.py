@@ -13,13 +13,19 @@ from flyt.frontend.inflight import Pending
 from flyt.frontend.staging import Slot
 
 RING_BYTES = 1 << 20
-"""As many copies of 4 KiB as a client may have commands on their way."""
+"""With the cell: more copies of 4 KiB than a client may have commands on their way."""
 
 MIN_RING_BYTES = 64 << 10
 """With very small slots."""
 
 SHARE_OF_STAGING = 8
 """In a small staging area the ring has this part of it, the slots the rest."""
+
+CELL_BYTES = 16 << 10
+"""Of the cell behind the ring, for small copies to the host: they are waited for, one at a time."""
+
+CELL_SHARE = 4
+"""In a small ring the cell has this part of it."""
 
 _ALIGNMENT = 64
 """A cache line: two copies in flight share none."""
@@ -32,15 +38,20 @@ class StagingRing:
     ----------
     base, index, length : int
         Address, index in the window and bytes of the ring.
+    cell_size : int
+        Bytes of the cell behind it.
 
     Attributes
     ----------
+    cell : Slot
     largest : int
         Bytes of the largest copy that goes this way.
     """
 
-    def __init__(self, base: int, index: int, length: int) -> None:
+    def __init__(self, base: int, index: int, length: int, cell_size: int = 0) -> None:
         self.largest = length // 16
+        self.cell_size = cell_size
+        self.cell = Slot(base + length, index + length)
         self._base = base
         self._index = index
         self._length = length

@@ -97,6 +97,14 @@ class StreamTable:
         self._per_thread[threading.get_ident(), stream.device] = stream
         self.add(stream)
 
+    def known(self, handle: int, device: int) -> Stream | None:
+        """What a handle means to this thread, if there is such a stream already; None below 0."""
+        if handle < 0:
+            return None
+        if handle > PER_THREAD:
+            return self._streams.get(handle)
+        return self.special(handle, device)
+
     def get(self, handle: int) -> Stream:
         """An ordinary stream, or DeviceError cudaErrorInvalidResourceHandle."""
         stream = self._streams.get(handle)

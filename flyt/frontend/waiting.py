@@ -71,6 +71,11 @@ class WaitingRoom:
         """The wake-up's descriptor: a forked child closes it."""
         return self._wake
 
+    @property
+    def is_led(self) -> bool:
+        """Under the lock: whether a thread waits for what comes."""
+        return self._leading
+
     def wait(self, ready: Callable[[], bool], pending: Pending | None) -> None:
         """Return once ``ready()``; ``pending`` is what this thread can be woken for."""
         while not self._turn(ready, pending):

@@ -29,7 +29,7 @@ LOOK_SECONDS = 0.001
 """How often a side that reads a ring looks at the connection too: five times the cost of a look at
 the ring, and nothing urgent comes that way."""
 
-SENDS_A_LOOK = 8
+SENDS_A_LOOK = 16
 """Commands between two looks for replies, of which the ring holds 128."""
 
 END_SECONDS = 1.0
@@ -74,6 +74,28 @@ class Wire:
         object, wakes it without the network."""
         self._doorbell = doorbell
         self._commands, self._replies = ring.frontend_rings(native, control_page)
+
+    @property
+    def rings(self) -> tuple[RingWriter, RingReader]:
+        """The two ends, for those who use them under the same lock."""
+        if self._commands is None or self._replies is None:
+            raise RegionError("this session has no rings")
+        return self._commands, self._replies
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the next reply is the next entry of the ring, and not one that is on its way by
+        the connection."""
+        others = self._announced or self._held is not None or self._damaged_at
+        return self._replies is not None and not others
+
+    def wake(self, asleep: int) -> bool:
+        """After a command was published and ``asleep`` found: wake the reader, once for each of
+        its sleeps. False when the connection is gone."""
+        if self._commands is not None and asleep != self._commands.woken:
+            self._commands.woken = asleep
+            return self._wake()
+        return self._dialer.lost is None
 
     @property
     def published(self) -> int | None:

@@ -49,6 +49,11 @@ class _End:
         self._position = ctypes.c_uint64(0)
         """Moved by the library, in the call that moves a message."""
 
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Addresses of the ring and of this end's position, and the ring's places."""
+        return self._address, ctypes.addressof(self._position), self._places
+
     def _damaged(self) -> RingDamaged:
         return RingDamaged(f"the ring at {self._address:#x} of the control page is damaged")
 
@@ -58,7 +63,8 @@ class RingWriter(_End):
 
     def __init__(self, native: Native, address: int, places: int) -> None:
         super().__init__(native, address, places)
-        self._woken = 0
+        self.woken = 0
+        """The sleep of the reader for which it was woken last."""
 
     @property
     def written(self) -> int:
@@ -108,9 +114,9 @@ class RingWriter(_End):
                     f"all {self._places} places of the ring are taken: the other side reads nothing"
                 )
             )
-        if asleep in (0, self._woken):
+        if asleep in (0, self.woken):
             return False
-        self._woken = asleep
+        self.woken = asleep
         return True
 
 

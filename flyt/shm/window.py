@@ -130,6 +130,17 @@ class Window:
         at = bisect_right(starts, index) - 1
         return at >= 0 and size >= 0 and index + size <= ends[at]
 
+    def segment_of(self, index: int) -> tuple[int, int] | None:
+        """First index, and the one behind the last, of the segment that ``index`` lies in."""
+        starts, ends = self._bounds
+        at = bisect_right(starts, index) - 1
+        return (starts[at], ends[at]) if at >= 0 and index < ends[at] else None
+
+    @property
+    def version(self) -> object:
+        """Another one whenever a segment comes or goes."""
+        return self._bounds
+
     def overlaps(self, vpn: int, pages: int) -> bool:
         """Whether any of these virtual pages is mapped, retired segments included."""
         with self._lock:

@@ -287,7 +287,7 @@ def test_credits_hold_for_all_threads_together(connect: Any, server: Any, backgr
         server.take()
         server.say(m.Credit(taken))
         # 3 may be out, and this one is taken
-        assert connection._sent <= taken + 3
+        assert connection.flow.sent <= taken + 3
     assert len(background.finish()) == 4
     assert server.poll(0.05) is None
 

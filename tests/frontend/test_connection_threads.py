@@ -52,7 +52,7 @@ def test_each_call_gets_its_own_answer(
     assert sorted(background.finish()) == list(range(THREADS))
     assert len(connection.inflight) == 0
     assert not connection.room._leading
-    assert connection._sent == connection._taken == THREADS * CALLS
+    assert connection.flow.sent == connection.flow.taken == THREADS * CALLS
 
 
 def test_no_answer_is_slept_over(connection: Connection, server: Any, background: Any) -> None:
@@ -85,8 +85,8 @@ def test_a_wake_up_waits_for_its_leader(
     with connection.lock:  # as a thread that sends, then waits: it drains twice
         server.answer(command)
         while not pending.done and time.monotonic() < deadline:
-            connection._drain()
-        connection._drain()
+            connection.drain()
+        connection.drain()
         assert select.select([connection.room._wake], [], [], 0)[0] == [connection.room._wake]
     assert background.finish() == [None]
     connection.wait(pending)

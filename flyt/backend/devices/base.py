@@ -20,6 +20,18 @@ from flyt.backend.devices.properties import Value
 Notification = Callable[[int], None]
 """Called once, from a thread of the device, with a cudaError_t value: 0 when all is well."""
 
+
+class Direct(NamedTuple):
+    """How compiled code puts small work on a stream: the stream as a pointer, and addresses of
+    functions with the arguments and results of cuMemcpyAsync, cuMemsetD8Async and cuStreamQuery.
+    ``query`` is 0 where work is done when the call is back."""
+
+    stream: int
+    move: int
+    fill: int
+    query: int
+
+
 Handle = Any
 """An opaque pool, stream or event of one device; what it is only the device knows."""
 
@@ -186,6 +198,11 @@ class Device(abc.ABC):
         broken context, or 709 if close() dropped the work. ``call`` must neither block nor use
         the device: the notifications of the stream after it wait for it.
         """
+
+    def direct(self, stream: Handle) -> Direct | None:  # noqa: ARG002 - others have it
+        """For small copies and fills that were checked, in memory and on a stream that stay as they
+        are meanwhile. None where every operation has to pass through the methods of this class."""
+        return None
 
     # --- marks: a point in a stream that can be asked for, or waited for ---
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from flyt.backend.devices.base import Device, Handle, Row
+from flyt.backend.devices import cupy_direct
+from flyt.backend.devices.base import Device, Direct, Handle, Row
 from flyt.backend.devices.cupy_calls import cuda
 from flyt.backend.devices.cupy_gates import Gates
 from flyt.errors import DeviceError
@@ -70,6 +71,10 @@ class CupyLinear(Device):
     @cuda
     def fill(self, address: int, value: int, size: int, stream: Handle) -> None:
         self.runtime.memsetAsync(address, value, size, stream)
+
+    @cuda
+    def direct(self, stream: Handle) -> Direct | None:
+        return cupy_direct.direct(stream, self.runtime.getDeviceCount())
 
     @cuda
     def copy_rows(

@@ -11,8 +11,16 @@ from flyt.errors import DeviceError
 from flyt.frontend import current
 from flyt.frontend.api.convention import INVALID_VALUE, Answer, cuda
 from flyt.frontend.api.devices import c_int
-from flyt.frontend.api.handles import number_of, stream_of
-from flyt.frontend.hostmem import HostArgument, check_destination, check_source, pointer, size_t
+from flyt.frontend.api.handles import number_of, plain_number, stream_of
+from flyt.frontend.current import thread
+from flyt.frontend.hostmem import (
+    HostArgument,
+    check_destination,
+    check_source,
+    plain,
+    pointer,
+    size_t,
+)
 from flyt.frontend.pointers import Place, Space
 from flyt.frontend.session import Session
 from flyt.frontend.streams import LEGACY, LEGACY_EXPLICIT, PER_THREAD, Stream
@@ -73,7 +81,28 @@ def _pageable(name: str, place: Place) -> DeviceError:
     )
 
 
+_TO_DEVICE, _TO_HOST = 1, 2
+"""Of cudaMemcpyKind, in which `int` compares without a function of Python."""
+
+
+def _is_express(dst: Any, src: Any, count: Any, kind: Any, stream: Any, device: int) -> bool:
+    """Whether it was a plain copy, and is done: by the short way (`flyt.frontend.express`)."""
+    express = current.express()
+    if express is None or type(count) is not int or count <= 0 or not isinstance(kind, int):
+        return False
+    handle = plain_number(stream)
+    if kind == _TO_HOST:
+        host = plain(dst, count) if type(src) is int else 0
+        return host > 0 and express.to_host(host, src, count, handle, device)
+    if kind == _TO_DEVICE:
+        host = plain(src, count) if type(dst) is int else 0
+        return host > 0 and express.to_device(dst, host, count, handle, device)
+    return False
+
+
 def _copy(dst: Any, src: Any, count: int, kind: Any, stream: Any, *, wait: bool) -> Answer:
+    if _is_express(dst, src, count, kind, stream, -1 if wait else thread.device):
+        return ()
     size = size_t(count)
     to, origin = pointer(dst), pointer(src)
     session = current.current()
@@ -148,6 +177,14 @@ def cudaMemcpyAsync(dst: Any, src: Any, count: int, kind: Any, stream: Any) -> A
 
 
 def _set(devPtr: Any, value: int, count: int, stream: Any) -> Answer:
+    express = current.express()
+    if (
+        express is not None
+        and type(devPtr) is type(value) is type(count) is int
+        and count > 0
+        and express.fill(devPtr, value & 0xFF, count, plain_number(stream), thread.device)
+    ):
+        return ()
     size = size_t(count)
     address = pointer(devPtr).address
     session = current.current()

@@ -5,12 +5,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from cuda.bindings.driver import CUstream
+from cuda.bindings.runtime import cudaStream_t
+
 from flyt.errors import DeviceError
 from flyt.frontend.current import thread
 from flyt.frontend.session import Session
 from flyt.frontend.streams import Event, Stream
 
 INVALID_HANDLE = 400
+
+_STREAMS = frozenset({cudaStream_t, CUstream})
 
 
 def number_of(handle: Any) -> int:
@@ -27,6 +32,14 @@ def number_of(handle: Any) -> int:
         return int(handle)
     except (TypeError, ValueError):
         raise TypeError(f"{type(handle).__name__} is no stream or event handle") from None
+
+
+def plain_number(handle: Any) -> int:
+    """The number of the commonest handles, an int or cuda-bindings' streams; -1 for others."""
+    kind = type(handle)
+    if kind is int:
+        return int(handle)
+    return int(handle) if kind in _STREAMS else -1
 
 
 def stream_of(session: Session, handle: Any) -> Stream:

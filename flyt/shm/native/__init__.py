@@ -12,8 +12,9 @@ import functools
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
-ABI = 4
+ABI = 5
 """What ``flyt_abi`` of a matching library answers."""
 
 LIBRARY = Path(__file__).resolve().parent / "libflyt.so"
@@ -35,6 +36,10 @@ _QUICK = {
         None,
         (_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, ctypes.c_size_t, ctypes.c_size_t),
     ),
+    "flyt_express_size": (ctypes.c_size_t, ()),
+    "flyt_express_post": (ctypes.c_int64, (_ADDRESS, *[_U64] * 6)),
+    "flyt_express_read": (ctypes.c_int, (_ADDRESS,)),
+    "flyt_plain_size": (ctypes.c_size_t, ()),
     "flyt_shield_size": (ctypes.c_size_t, ()),
     "flyt_shield_init": (None, (_ADDRESS, ctypes.POINTER(ctypes.c_int), ctypes.c_int, _ADDRESS)),
     "flyt_shield_enter": (None, (_ADDRESS,)),
@@ -44,6 +49,9 @@ _QUICK = {
 
 _LONG = {
     "flyt_ring_wait": (ctypes.c_int, (_ADDRESS, _POSITION, _U64, ctypes.c_int)),
+    "flyt_express_wait": (None, (_ADDRESS, _U64, _U64, ctypes.c_int)),
+    "flyt_express_call": (ctypes.c_int64, (_ADDRESS, *[_U64] * 7, ctypes.c_int)),
+    "flyt_plain_serve": (ctypes.c_int, (_ADDRESS, _U64, _U64, ctypes.c_int)),
     "flyt_engine_open": (_ADDRESS, (ctypes.c_int, _U64)),
     "flyt_engine_wait": (None, (_ADDRESS, _ADDRESS)),
     "flyt_engine_close": (None, (_ADDRESS,)),
@@ -74,12 +82,25 @@ class Native:
         self.shield_init = quick.flyt_shield_init
         self.shield_enter = quick.flyt_shield_enter
         self.shield_leave = quick.flyt_shield_leave
+        self.express_size = int(quick.flyt_express_size())
+        self.express_post = quick.flyt_express_post
+        self.express_read = quick.flyt_express_read
+        self.express_wait = long.flyt_express_wait
+        self.express_call = long.flyt_express_call
+        self.plain_size = int(quick.flyt_plain_size())
+        self.plain_serve = long.flyt_plain_serve
+        self.plain_move = _address_of(long.flyt_plain_move)
+        self.plain_fill = _address_of(long.flyt_plain_fill)
         self.engine_post = quick.flyt_engine_post
         self.engine_job_size = int(quick.flyt_engine_job_size())
         self.ring_wait = long.flyt_ring_wait
         self.engine_open = long.flyt_engine_open
         self.engine_wait = long.flyt_engine_wait
         self.engine_close = long.flyt_engine_close
+
+
+def _address_of(function: Any) -> int:
+    return int(ctypes.cast(function, ctypes.c_void_p).value or 0)
 
 
 @functools.cache

@@ -9,26 +9,9 @@
 // sees the other, so no wake-up is lost. Only plain loads and stores: the words may lie in a device's
 // uncached memory, where read-modify-write is slow or impossible.
 
-#include <stdatomic.h>
-#include <stdint.h>
 #include <string.h>
-#include <time.h>
-#include <sched.h>
 
-#define EMPTY (-1)
-#define DAMAGED (-2)
-#define FULL (-3)
-#define MORE (INT64_C(1) << 32)
-
-typedef struct {
-    _Atomic uint64_t written; // messages that the writer has published
-    char pad0[56];
-    _Atomic uint64_t taken; // messages that the reader has copied out
-    char pad1[56];
-    _Atomic uint64_t asleep; // 0, or the number of the reader's sleep
-    char pad2[56];
-    char entries[];
-} ring_t;
+#include "ring.h"
 
 typedef struct {
     uint32_t length;
@@ -36,7 +19,7 @@ typedef struct {
 } entry_t;
 
 // What flyt/shm/native/__init__.py expects: it counts up whenever a function of these C files changes.
-int flyt_abi(void) { return 4; }
+int flyt_abi(void) { return 5; }
 
 static entry_t *entry_at(ring_t *ring, uint64_t position, uint32_t count, uint32_t size) {
     return (entry_t *)(ring->entries + (position % count) * (uint64_t)size);
@@ -69,9 +52,8 @@ int64_t flyt_ring_write(ring_t *ring, uint64_t *position, uint32_t count, uint32
     return (int64_t)(atomic_load_explicit(&ring->asleep, memory_order_relaxed) & INT64_MAX);
 }
 
-// Copy the next message to `out`, which holds `size` bytes, and move the reader's private position.
-// Returns its length, with MORE added where another one follows; EMPTY or DAMAGED.
-int64_t flyt_ring_read(ring_t *ring, uint64_t *position, uint32_t count, uint32_t size, char *out) {
+// Copy the next message to `out`, which holds `size` bytes. Returns its length, EMPTY or DAMAGED.
+int64_t flyt_ring_peek(ring_t *ring, const uint64_t *position, uint32_t count, uint32_t size, char *out) {
     uint64_t written = atomic_load_explicit(&ring->written, memory_order_acquire);
     if (written == *position)
         return EMPTY;
@@ -82,22 +64,21 @@ int64_t flyt_ring_read(ring_t *ring, uint64_t *position, uint32_t count, uint32_
     if (length > size - sizeof(entry_t))
         return DAMAGED;
     memcpy(out, entry->bytes, length);
+    return length;
+}
+
+// Give the place of a message that was copied out back to the writer, and move the reader's private position.
+void flyt_ring_take(ring_t *ring, uint64_t *position) {
     atomic_store_explicit(&ring->taken, ++*position, memory_order_release);
-    return written != *position ? length + MORE : length;
 }
 
-static uint64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-static void relax(void) {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
+// Both: `peek` and `take`. Returns the length, with MORE added where another message follows; EMPTY or DAMAGED.
+int64_t flyt_ring_read(ring_t *ring, uint64_t *position, uint32_t count, uint32_t size, char *out) {
+    int64_t length = flyt_ring_peek(ring, position, count, size, out);
+    if (length < 0)
+        return length;
+    flyt_ring_take(ring, position);
+    return atomic_load_explicit(&ring->written, memory_order_acquire) != *position ? length + MORE : length;
 }
 
 // Spin until there is a message behind the reader's position, for at most `ns`; whether there is. With `yield` the
@@ -107,10 +88,7 @@ int flyt_ring_wait(ring_t *ring, const uint64_t *position, uint64_t ns, int yiel
     for (uint32_t turn = 0;; turn++) {
         if (atomic_load_explicit(&ring->written, memory_order_acquire) != taken)
             return 1;
-        if (yield)
-            sched_yield();
-        else
-            relax();
+        relax(yield);
         if (turn % 16 == 0) {
             uint64_t now = now_ns();
             if (!end)

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many commands a session has sent, how many of them were taken, and when it was heard."""
+
+from __future__ import annotations
+
+import time
+
+
+class Flow:
+    """Credits and counts of one connection. Guarded by its lock.
+
+    Parameters
+    ----------
+    credits : int
+        Commands that may be sent and not yet taken.
+
+    Attributes
+    ----------
+    sent, taken : int
+        Commands so far.
+    calls, posts : int
+        Commands by whether somebody waits for their answer.
+    heard : float
+        When the backend was heard last (`time.monotonic`).
+    """
+
+    __slots__ = ("_credits", "calls", "heard", "posts", "sent", "taken")
+
+    def __init__(self, credits: int) -> None:  # noqa: A002 - what the protocol calls them
+        self._credits = credits
+        self.sent = self.taken = self.calls = self.posts = 0
+        self.heard = time.monotonic()
+
+    def count(self, posted: bool) -> None:
+        """A command is on its way."""
+        if posted:
+            self.posts += 1
+        else:
+            self.calls += 1
+
+    def has_credit(self) -> bool:
+        """Whether a command may be sent now."""
+        return self.sent - self.taken < self._credits

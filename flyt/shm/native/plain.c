@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+// A session's thread without Python: the plain commands of a client, checked, carried out and answered.
+//
+// Plain are CopyIn, CopyOut and Memset of a few KiB, on a stream, in a block and in a segment of the window that
+// Python has checked before and noted here; and nothing of the session is in flight but what was begun here. At
+// whatever is not plain, or can't be done, `flyt_plain_serve` returns and leaves the command in the ring: Python does
+// it, or says what is wrong with it. So no command is refused here, and no error told.
+//
+// A command is copied out of the ring before it is looked at. Python changes the notes only while nobody is in here.
+
+#include <stddef.h>
+#include <string.h>
+
+#include "ring.h"
+#include "words.h"
+
+enum { IDLE, LOOK, OTHER, KICK, BUSY }; // why it returns; BUSY never leaves this file
+enum { BLOCKS = 64, SEGMENTS = 16, STREAMS = 16, ENTRY = 128 };
+
+#define BATCH 32      // answered together at most: the client has as many credits back by then
+#define NOT_READY 600 // CUDA_ERROR_NOT_READY
+
+// A device's own functions, in the form of cuMemcpyAsync, cuMemsetD8Async and cuStreamQuery: 0 is success.
+typedef int (*move_t)(uint64_t to, uint64_t from, size_t size, void *stream);
+typedef int (*fill_t)(uint64_t at, unsigned char value, size_t size, void *stream);
+typedef int (*query_t)(void *stream);
+
+typedef struct {
+    uint64_t start, end, device;
+} range_t;
+
+typedef struct {
+    uint64_t number, device;
+    void *handle;
+    move_t move;
+    fill_t fill;
+    query_t query; // NULL: what was put on the stream is done when the call is back
+} stream_t;
+
+typedef struct {
+    ring_t *commands, *replies;
+    uint64_t *commands_read, *replies_written; // private positions, which Python uses too
+    uint32_t command_places, reply_places;
+    uint64_t base, pid, largest;
+    uint32_t blocks, segments, streams; // how many are noted
+    uint32_t count;                     // commands that were taken here and not answered,
+    uint64_t first;                     // from this number on,
+    uint64_t stream;                    // on this stream
+    uint64_t taken, moved, woken;
+    range_t block[BLOCKS], segment[SEGMENTS]; // segments by index into the window
+    stream_t queue[STREAMS];
+} plain_t;
+
+typedef struct {
+    uint64_t id, number, size;
+    const stream_t *stream;
+    uint64_t to, from;
+    unsigned char value;
+    int code;
+} command_t;
+
+size_t flyt_plain_size(void) { return sizeof(plain_t); }
+
+// --- the emulated device's functions ---
+
+int flyt_plain_move(uint64_t to, uint64_t from, size_t size, void *stream) {
+    (void)stream;
+    memmove((void *)to, (const void *)from, size);
+    return 0;
+}
+
+int flyt_plain_fill(uint64_t at, unsigned char value, size_t size, void *stream) {
+    (void)stream;
+    memset((void *)at, value, size);
+    return 0;
+}
+
+// --- checking ---
+
+// The range in which all of these bytes lie. `size` is not 0, and small.
+static const range_t *within(const range_t *ranges, uint32_t count, uint64_t start, uint64_t size) {
+    for (uint32_t i = 0; i < count; i++)
+        if (start >= ranges[i].start && start < ranges[i].end && size <= ranges[i].end - start)
+            return &ranges[i];
+    return NULL;
+}
+
+static const stream_t *stream_of(const plain_t *p, uint64_t number) {
+    for (uint32_t i = 0; i < p->streams; i++)
+        if (p->queue[i].number == number)
+            return &p->queue[i];
+    return NULL;
+}
+
+// Whether the message is a plain command.
+static int is_plain(const plain_t *p, const unsigned char *bytes, int64_t length, command_t *c) {
+    uint64_t f[WORDS];
+    int count = unpack(bytes, length, f);
+    if (count < 1)
+        return 0;
+    int fills = f[0] == FILL;
+    if (fills ? count != 6 : (f[0] != COPY_IN && f[0] != COPY_OUT) || count != 7)
+        return 0;
+    c->code = (int)f[0];
+    c->id = f[1];
+    c->size = f[4];
+    if (c->size < 1 || c->size > p->largest)
+        return 0;
+    const range_t *block = within(p->block, p->blocks, f[2], c->size);
+    c->stream = stream_of(p, fills ? f[5] : f[6]);
+    if (!block || !c->stream || block->device != c->stream->device)
+        return 0;
+    c->to = c->from = f[2];
+    c->value = (unsigned char)f[3]; // of a fill
+    if (fills)
+        return f[3] < 256;
+    if (f[5] != p->pid || !within(p->segment, p->segments, f[3], c->size))
+        return 0;
+    if (c->code == COPY_IN)
+        c->from = p->base + f[3];
+    else
+        c->to = p->base + f[3];
+    return 1;
+}
+
+// --- doing ---
+
+static int issue(const command_t *c) {
+    const stream_t *s = c->stream;
+    if (c->code == FILL)
+        return s->fill(c->to, c->value, c->size, s->handle);
+    return s->move(c->to, c->from, c->size, s->handle);
+}
+
+static void take(plain_t *p, const command_t *c) {
+    flyt_ring_take(p->commands, p->commands_read);
+    p->taken++;
+    if (c->code != FILL)
+        p->moved += c->size;
+    if (!p->count++) {
+        p->first = c->id;
+        p->stream = c->stream->number;
+    }
+}
+
+// Answer all that was taken. LOOK on success, KICK where the client has to be woken, OTHER where its ring is damaged.
+static int answer(plain_t *p) {
+    char message[WORDS_BYTES];
+    uint64_t words[] = {DONE, p->taken, p->first, p->count};
+    int64_t asleep = flyt_ring_write(p->replies, p->replies_written, p->reply_places, ENTRY, message,
+                                     pack(message, words, 4));
+    if (asleep < 0)
+        return OTHER;
+    p->count = 0;
+    if (asleep == 0 || (uint64_t)asleep == p->woken)
+        return LOOK;
+    p->woken = (uint64_t)asleep;
+    return KICK;
+}
+
+// Answer what was taken, if the device is done with it. LOOK on success; else BUSY, or what to return.
+static int finish(plain_t *p) {
+    const stream_t *s = stream_of(p, p->stream);
+    int code = s->query ? s->query(s->handle) : 0;
+    if (code)
+        return code == NOT_READY ? BUSY : OTHER;
+    return answer(p);
+}
+
+// Whether it may be answered together with those that were taken before.
+static int joins(const plain_t *p, const command_t *c) {
+    return c->stream->number == p->stream && c->id == p->first + p->count && p->count < BATCH;
+}
+
+// Serve plain commands until none has come for `linger` ns (IDLE), or for `most` ns (LOOK). Also returns for any other
+// command (OTHER) and where the client sleeps and has an answer (KICK). What `count` then says was taken here, and
+// neither finished nor answered: it is the caller's.
+int flyt_plain_serve(plain_t *p, uint64_t linger, uint64_t most, int yield) {
+    unsigned char bytes[ENTRY];
+    command_t c;
+    uint64_t begun = now_ns(), last = begun;
+    for (uint32_t turn = 1;; turn++) {
+        if (turn % 16 == 0) {
+            uint64_t now = now_ns();
+            last = last ? last : now;
+            if (now - begun >= most)
+                return LOOK;
+            if (!p->count && now - last >= linger)
+                return IDLE;
+        }
+        int64_t length =
+            flyt_ring_peek(p->commands, p->commands_read, p->command_places, ENTRY, (char *)bytes);
+        int plain = length >= 0 && is_plain(p, bytes, length, &c);
+        if (plain && (!p->count || joins(p, &c))) {
+            if (!p->count && flyt_ring_room(p->replies, p->replies_written, p->reply_places) <= 0)
+                return OTHER;
+            if (issue(&c))
+                return OTHER;
+            take(p, &c);
+            continue;
+        }
+        int is_other = length != EMPTY && !plain;
+        if (p->count) {
+            int said = finish(p);
+            if (said == LOOK) {
+                last = 0;
+                continue;
+            }
+            if (said != BUSY)
+                return said;
+        }
+        if (is_other)
+            return OTHER;
+        relax(yield);
+    }
+}
