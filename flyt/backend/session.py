@@ -72,8 +72,7 @@ class Session(threading.Thread):
         self.attached = False
         self.requests: dict[int, Callable[[Granted | Reclaimed], None]] = {}
         self.proof = int.from_bytes(os.urandom(8), "little")
-        self._request = 0
-        self._bye = 0  # the number of the client's last command
+        self._request = self._bye = 0  # numbers: of our last request, of the command Bye
         self._held: list[list[bytes]] = []  # the command that could not be taken yet, if any
         self._deadline = time.monotonic() + ATTACH_SECONDS
         self.plain: PlainCommands | None = None
@@ -87,8 +86,7 @@ class Session(threading.Thread):
         """Hand the supervisor's answer over to whoever waits for it."""
 
         def run() -> None:
-            waiter = self.requests.pop(order.request, None)
-            if waiter is not None:
+            if (waiter := self.requests.pop(order.request, None)) is not None:
                 waiter(order)
 
         self._inbox.put(run)
