@@ -293,8 +293,10 @@ class Express:
         """By a handler of a signal that another thread got; see `Connection`."""
         if self._commands.written == before:
             self._undo(pending)
-        else:  # perhaps behind the command: it must be heard of
-            self._wire.nudge()
+            return
+        if pending.name == "CopyIn":
+            self._ring.hold(pending, pending.size)
+        self._wire.nudge()  # perhaps behind the command: it must be heard of
 
     def _is_sent(self, pending: Pending, asleep: int) -> bool:
         """After the library's call: whether the command is in the ring, and its reader awake."""

@@ -324,6 +324,21 @@ def test_small_copies_behind_long_work(session: flyt.Session) -> None:
         assert (back == number).all()
 
 
+def test_more_blocks_and_streams_than_are_noted(session: flyt.Session) -> None:
+    """The worker's loop keeps 64 blocks and 16 streams in mind."""
+    blocks = [cudart.cudaMalloc(64)[1] for _ in range(100)]
+    streams = [cudart.cudaStreamCreate()[1] for _ in range(20)]
+    back = np.zeros(64, np.uint8)
+    for round_ in range(3):
+        for number, block in enumerate(blocks):
+            stream = streams[number % len(streams)]
+            assert cudart.cudaMemsetAsync(block, number + round_, 64, stream) == (0,)
+        for number, block in enumerate(blocks):
+            stream = streams[number % len(streams)]
+            assert cudart.cudaMemcpyAsync(back, block, 64, D2H, stream) == (0,)
+            assert (back == number + round_).all()
+
+
 @pytest.fixture
 def ringer(served: Any) -> Iterator[Ringer]:
     if ring.usable() is None:
