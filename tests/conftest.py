@@ -245,7 +245,7 @@ def _reap_orphans(known: set[int]) -> None:
 
 def _watch_for_leaks() -> Iterator[None]:
     before = [probe() for probe in PROBES]
-    known = set(before[PROBES.index(_children)])
+    known = set(_child_pids())  # the dead too: a fixture still asks how they ended
     yield
     deadline = time.monotonic() + LEAK_GRACE
     collected = False

@@ -27,6 +27,10 @@ SILENT_SECONDS = 30.0
 LOOK_SECONDS = 0.1
 """Between two looks while there are visitors: the bytes of this time come on top of `ROOM`."""
 
+TRIMS = 5
+"""Looks at which free memory goes back to the system once somebody was cut off: libzmq's thread gives
+up what it kept for them in its own time, and they may be gone before."""
+
 ROOM = 64 << 20
 """Bytes that the daemon may grow while it has visitors; an honest one costs a few hundred KiB."""
 
@@ -75,7 +79,7 @@ class Visitors:
         self._others = others
         self._looking = False
         self._base = 0
-        self._cleared = False
+        self._trims = 0
 
     def came(self, listener: Listener) -> None:
         """Something happened at this endpoint; its events have been read."""
@@ -89,17 +93,18 @@ class Visitors:
 
     def _look(self) -> None:
         listeners = [one for one in self._listeners() if len(one.connections)]
-        self._looking = bool(listeners)
+        self._looking = bool(listeners) or self._trims > 0
         if not self._looking:
             return
         for listener in listeners:
             self._cut(listener, self._idle(listener, SILENT_SECONDS), "they say nothing")
-        if self._cleared:  # by now libzmq has given back what it kept for those that were cut off
-            self._cleared = False
+        if self._trims:
             _libc.malloc_trim(0)
-            self._base = resident_bytes()
-        elif resident_bytes() > self._base + ROOM + self._others():
-            self._cleared = True
+            self._trims -= 1
+            if not self._trims:  # what is still there now, stays
+                self._base = resident_bytes()
+        if resident_bytes() > self._base + ROOM + self._others():
+            self._trims = self._trims or TRIMS
             self._make_room(listeners)
         self._loop.call_later(LOOK_SECONDS, self._look)
 
