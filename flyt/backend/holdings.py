@@ -113,7 +113,6 @@ class Holdings(Completions):
         shared = self.shared.pop(block.address, None)
         if shared is None:
             block.device.free(block.address, legacy.handle)
-            self._freed[block.device.ordinal] += block.size
         else:
             if shared.thing is block:
                 self._services.blocks.withdraw(shared)
@@ -121,20 +120,21 @@ class Holdings(Completions):
         self.blocks.remove(block)
         return [legacy]
 
-    def trim(self, device: Device, *, unless_below: int = 1) -> None:
-        """Let everyone have what cudaFree gave back, if it is so many bytes.
+    def freed(self, block: Block) -> None:
+        """A block's `free` is done: once it is worth it, let everyone have the bytes."""
+        self._freed[block.device.ordinal] += block.size
+        if self._freed[block.device.ordinal] >= POOL_GRAIN:
+            self.trim(block.device)
+
+    def trim(self, device: Device) -> None:
+        """Let everyone have what cudaFree gave back.
 
         A pool gives its unused memory back when the host synchronises with a stream or an event
         (CUDA, "Stream Ordered Memory Allocator"); that we ask whether an event is reached, as we
         mostly do, counts for nothing.
         """
-        if self._freed[device.ordinal] >= unless_below:
-            self._freed[device.ordinal] = 0
+        if self._freed.pop(device.ordinal, 0):
             device.trim_pool(self.pool(device), 0)
-
-    def has_freed(self, device: Device) -> bool:
-        """Whether a `trim` may give anything back."""
-        return self._freed[device.ordinal] > 0
 
     def let_go(self, shared: Shared[Block]) -> None:
         """The last who holds a block frees it; all work that used it is done."""

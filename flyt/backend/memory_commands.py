@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from flyt.backend.blocks import Block
 from flyt.backend.devices.base import Device, Handle
-from flyt.backend.holdings import POOL_GRAIN
 from flyt.errors import DeviceError, ProtocolError
 from flyt.rpc import messages as m
 from flyt.shm import memory
@@ -85,7 +84,7 @@ def free(session: Session, command: m.Free, _: list[bytes]) -> None:
             session.fail(command.id, DeviceError(code, "an operation of the session failed"))
             return
         try:
-            holdings.trim(block.device, unless_below=POOL_GRAIN)
+            holdings.freed(block)
         except DeviceError as exc:
             session.fail(command.id, exc)
         else:
@@ -241,23 +240,12 @@ def mem_info(session: Session, command: m.MemInfo, _: list[bytes]) -> None:
     holdings, blocks = session.holdings, session.holdings.blocks
     device = holdings.streams.device(command.device)
 
-    def done(_: int) -> None:  # what the work itself ended with, others hear
-        try:
-            holdings.trim(device)
-            free_bytes, total = device.memory()
-        except DeviceError as exc:
-            session.fail(command.id, exc)
-            return
-        if blocks.limit:
-            total = min(total, blocks.limit)
-            free_bytes = min(free_bytes, blocks.limit - blocks.used)
-        session.answer(command.id, 0, [free_bytes, total])
-
-    # A cudaFree may have been posted: its bytes count as free once its stream has got there.
-    if holdings.has_freed(device):
-        holdings.when_done([holdings.streams.legacy(device)], done)
-    else:
-        done(0)
+    holdings.trim(device)  # so that what was freed counts as free
+    free_bytes, total = device.memory()
+    if blocks.limit:
+        total = min(total, blocks.limit)
+        free_bytes = min(free_bytes, blocks.limit - blocks.used)
+    session.answer(command.id, 0, [free_bytes, total])
 
 
 def ping(session: Session, command: m.Ping, _: list[bytes]) -> None:

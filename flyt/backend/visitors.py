@@ -28,8 +28,8 @@ LOOK_SECONDS = 0.1
 """Between two looks while there are visitors: the bytes of this time come on top of `ROOM`."""
 
 TRIMS = 5
-"""Looks at which free memory goes back to the system once somebody was cut off: libzmq's thread gives
-up what it kept for them in its own time, and they may be gone before."""
+"""Looks at which free memory goes back to the system once somebody was cut off: libzmq's thread
+gives up what it kept for them in its own time, and they may be gone before."""
 
 ROOM = 64 << 20
 """Bytes that the daemon may grow while it has visitors; an honest one costs a few hundred KiB."""

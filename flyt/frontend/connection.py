@@ -151,17 +151,17 @@ class Connection:
             frames.append(payload)
         if not len(self.inflight):
             self.flow.heard = time.monotonic()  # an idle session's silence means nothing
-        self.inflight.add(pending)
-        self.flow.sent += 1
-        before = self._wire.published
+        before, sent_before = self._wire.published, self.flow.sent
         try:
+            self.inflight.add(pending)
+            self.flow.sent += 1
             sent = self._wire.send(frames)
         except BaseException:  # a handler's, of a signal that another thread got: see the shield
             if before is None:
                 self._lose(DEVICES_UNAVAILABLE, INTERRUPTED)
             elif self._wire.published == before:
                 self.inflight.succeed(pending.id)
-                self.flow.sent -= 1
+                pending.done, self.flow.sent = True, sent_before
             raise
         if not sent:
             self.ended()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from flyt.frontend.inflight import Pending, checked
 from flyt.frontend.pointers import PointerMap, Space
@@ -51,6 +51,16 @@ class Link(ctypes.Structure):
         ("first", ctypes.c_uint64),
         ("count", ctypes.c_uint64),
     )
+
+
+class _Attempt(NamedTuple):
+    """A command that may go out, and how all was before: `Express._undo` puts it back."""
+
+    pending: Pending
+    stream: Stream
+    written: int
+    last: Pending | None
+    sent: int
 
 
 class Express:
@@ -110,6 +120,7 @@ class Express:
 
     def read(self) -> bool:
         """Take note of the plain answers that are next in the ring; whether there were any."""
+        self._note()  # what an interrupt has left
         if not self._wire.is_plain:
             return False
         try:
@@ -123,7 +134,8 @@ class Express:
             connection = self._connection
             if pending.done or connection.lost is not None or connection.room.is_led:
                 return pending.done
-            if self._wire.is_plain:
+            self._note()
+            if self._wire.is_plain and not pending.done:
                 try:
                     self._wait_for(self._at, pending.id, *self._patience)
                 finally:
@@ -136,6 +148,7 @@ class Express:
             return
         self._flow.heard = time.monotonic()
         self._connection.succeeded(link.taken, link.first, link.count)
+        link.count = 0  # last: whoever is interrupted before notes it once more
 
     # --- what it is for ---
 
@@ -163,7 +176,6 @@ class Express:
             pending = self._send(COPY_IN, "CopyIn", address, slot.at, size, stream)
             if pending is None:
                 return False
-            self._ring.hold(pending, size)
         self._counts.add("staged_h2d_bytes", size)
         return True
 
@@ -244,13 +256,16 @@ class Express:
         """Post a command; None where it could not be, and then nothing has happened."""
         pending = self._new(name, size, second if code == COPY_IN else -1)
         pending.posted = True
-        before = self._begin(pending, stream)
+        tried = self._attempt(pending, stream)
         try:
+            if code == COPY_IN:  # before it goes out: its place is free when it is done, or undone
+                self._ring.hold(pending, size)
+            self._begin(pending, stream)
             asleep = self._post(self._at, code, pending.id, address, second, size, stream.number)
         except BaseException:
-            self._interrupted(pending, before)
+            self._interrupted(tried)
             raise
-        if not self._is_sent(pending, asleep):
+        if not self._is_sent(tried, asleep):
             return None
         self._flow.posts += 1
         if self._wire.wants_a_look():
@@ -259,18 +274,20 @@ class Express:
 
     def _ask(self, pending: Pending, address: int, size: int, stream: Stream) -> bool:
         """Send a CopyOut to the cell and look for its answer; whether it is sent."""
-        self._reader = pending
-        before = self._begin(pending, stream)
+        self._note()  # the library begins to count anew
+        tried = self._attempt(pending, stream)
         try:
+            self._reader = pending
+            self._begin(pending, stream)
             asleep = self._call(
                 self._at, COPY_OUT, pending.id, address, self._ring.cell.at, size, stream.number,
                 *self._patience,
             )  # fmt: skip
         except BaseException:
-            self._interrupted(pending, before)
+            self._interrupted(tried)
             self._note()
             raise
-        if not self._is_sent(pending, asleep):
+        if not self._is_sent(tried, asleep):
             self._reader = None
             return False
         self._flow.calls += 1
@@ -279,29 +296,30 @@ class Express:
             self._connection.drain()
         return True
 
-    def _begin(self, pending: Pending, stream: Stream) -> int:
+    def _attempt(self, pending: Pending, stream: Stream) -> _Attempt:
+        return _Attempt(pending, stream, self._commands.written, stream.last, self._flow.sent)
+
+    def _begin(self, pending: Pending, stream: Stream) -> None:
         stream.last = pending
         self._inflight.add(pending)
         self._flow.sent += 1
-        return self._commands.written
 
-    def _undo(self, pending: Pending) -> None:
-        self._inflight.succeed(pending.id)
-        self._flow.sent -= 1
+    def _undo(self, tried: _Attempt) -> None:
+        tried.stream.last, self._flow.sent = tried.last, tried.sent
+        self._inflight.succeed(tried.pending.id)
+        tried.pending.done = True  # also where it was not in the table yet
 
-    def _interrupted(self, pending: Pending, before: int) -> None:
+    def _interrupted(self, tried: _Attempt) -> None:
         """By a handler of a signal that another thread got; see `Connection`."""
-        if self._commands.written == before:
-            self._undo(pending)
-            return
-        if pending.name == "CopyIn":
-            self._ring.hold(pending, pending.size)
-        self._wire.nudge()  # perhaps behind the command: it must be heard of
+        if self._commands.written == tried.written:
+            self._undo(tried)
+        else:  # perhaps behind the command: it must be heard of
+            self._wire.nudge()
 
-    def _is_sent(self, pending: Pending, asleep: int) -> bool:
+    def _is_sent(self, tried: _Attempt, asleep: int) -> bool:
         """After the library's call: whether the command is in the ring, and its reader awake."""
         if asleep < 0:  # the ring is damaged: the general way says so
-            self._undo(pending)
+            self._undo(tried)
             return False
         if asleep and not self._wire.wake(asleep):
             self._connection.ended()

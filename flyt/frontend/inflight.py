@@ -101,9 +101,10 @@ class InflightTable:
 
     def succeed(self, number: int) -> None:
         """Take a command out that has nothing to say but success, or that was never sent."""
-        pending = self._pending.pop(number, None)
+        pending = self._pending.get(number)
         if pending is not None:
             self._end(pending)
+            self._pending.pop(number, None)  # last: an interrupted row is told once more
 
     def fail_all(self, status: int, text: str) -> list[Pending]:
         """Every command ends with this status: the session is lost."""

@@ -43,7 +43,7 @@ class Scheduler:
     def stream(self, handle: int, device: int) -> Stream:
         """The stream that a handle means to this thread, whose current device is ``device``."""
         with self._connection.lock.reading:
-            if handle > PER_THREAD:
+            if handle > PER_THREAD or handle < 0:
                 return self.table.get(handle)
             found = self.table.special(handle, device)
         if found is None:

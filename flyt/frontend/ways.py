@@ -123,6 +123,7 @@ class StagedWay:
     def _small_to_device(self, rows: Rows, stream: Stream) -> None:
         """Place, bytes and command under one lock: an interrupt finds all of them or none."""
         connection, ring, size = self._connection, self._ring, rows.size
+        sent: list[Pending] = []
         while True:
             with connection.lock:
                 slot = ring.place(size) if connection.has_credit() else None
@@ -131,14 +132,14 @@ class StagedWay:
                         memory.copy(slot.address, rows.host, size)
                     else:
                         _gather(slot.address, rows)
-                    pending = connection.submit(
-                        _in(rows, slot.at, self._pid, stream),
-                        size=size,
-                        pages=(slot.at, size),
-                        posted=True,
-                        stream=stream,
-                    )
-                    ring.hold(pending, size)
+                    pages, make = (slot.at, size), _in(rows, slot.at, self._pid, stream)
+                    try:
+                        connection.submit(
+                            make, size=size, pages=pages, posted=True, stream=stream, sent=sent
+                        )
+                    finally:  # an interrupt may come behind the command
+                        for pending in sent:
+                            ring.hold(pending, size)
                     break
                 oldest = ring.oldest if connection.has_credit() else None
             if oldest is not None:

@@ -225,3 +225,13 @@ def test_the_pool_behind_cudaFree_is_trimmed(
     assert code(cudart.cudaFree(large)) == TRIM_FAILS
     small = ok(cudart.cudaMalloc(MIB))
     ok(cudart.cudaFree(small))
+
+
+def test_the_question_for_free_memory_waits_for_nothing(session: flyt.Session) -> None:
+    ok(cudart.cudaFree(ok(cudart.cudaMalloc(MIB))))
+    go, waited = threading.Event(), []
+    launch(0, lambda _: waited.append(go.wait(LIMIT)))  # as a long kernel would
+    ok(cudart.cudaMemGetInfo())
+    go.set()
+    ok(cudart.cudaDeviceSynchronize())
+    assert waited == [True], "cudaMemGetInfo waited for it"

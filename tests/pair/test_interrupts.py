@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An interrupt in a small copy: at whatever line it comes, no byte, credit or command is lost.
+
+A signal that another thread got is raised by its handler wherever the interpreter looks next, which
+the shield of the connection's lock does not keep off.
+"""
+
+from __future__ import annotations
+
+import linecache
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flyt
+import flyt as cudart
+from flyt.frontend import connection, express, inflight, staging_ring
+from flyt.rpc import messages as m
+from flyt.rpc.patience import Deadline
+from flyt.shm import ring
+from tests.pair.test_express import D2H, H2D, SIZE
+
+pytestmark = pytest.mark.skipif(ring.usable() is None, reason="the short way needs rings")
+
+FILES = {module.__file__ for module in (express, inflight, staging_ring)}
+FUNCTIONS = {"succeeded"}
+"""Of connection.py, which is the general way's for the most part."""
+
+SETTLE = 2.5
+"""Seconds: all that is on its way has come by then."""
+
+CALLS: dict[str, Callable[[int, Any], Any]] = {
+    "to host": lambda device, data: cudart.cudaMemcpy(data, device, SIZE, D2H),
+    "to device": lambda device, data: cudart.cudaMemcpy(device, data, SIZE, H2D),
+    "fill": lambda device, _: cudart.cudaMemset(device, 7, SIZE),
+}
+
+
+class Interrupter:
+    """Raises KeyboardInterrupt at the ``at``-th line of the short way; ``where`` is that line."""
+
+    def __init__(self, at: int) -> None:
+        self._left = at
+        self.where = ""
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
+        code = frame.f_code
+        of_connection = code.co_filename == connection.__file__ and code.co_name in FUNCTIONS
+        return self._line if code.co_filename in FILES or of_connection else None
+
+    def _line(self, frame: FrameType, event: str, _: Any) -> Any:
+        # At a `try:`, and between the end of a `with` and its __exit__, the interpreter runs no
+        # handler, and its tables of exceptions have gaps.
+        text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
+        if event == "line" and not self.where and not text.startswith(("with ", "try:")):
+            self._left -= 1
+            if not self._left:
+                self.where = f"{frame.f_code.co_name}, line {frame.f_lineno}"
+                raise KeyboardInterrupt
+        return self._line
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_interrupt_at_any_line_loses_nothing(
+    one_backend: Any, connect: Callable[..., Any], name: str
+) -> None:
+    session, bad, at = connect(one_backend), [], 0
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    device = cudart.cudaMalloc(SIZE)[1]
+    data = np.full(SIZE, 5, np.uint8)
+    interrupter = None
+    while interrupter is None or interrupter.where:
+        for _ in range(20):  # the worker knows what it is asked, and no look is due
+            CALLS["to device"](device, data)
+            CALLS["to host"](device, data)
+        assert cudart.cudaDeviceSynchronize() == (0,)
+        at += 1
+        interrupter = Interrupter(at)
+        sys.settrace(interrupter)
+        try:
+            CALLS[name](device, data)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        if faults := _faults(session):
+            bad.append(f"{interrupter.where}: {faults}")
+            session = connect(one_backend)  # the tables of the old one are what they are
+            device = cudart.cudaMalloc(SIZE)[1]
+    assert at > 10, "the short way was not taken"
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask, "signals stay blocked"
+    assert not bad, "\n".join(bad)
+
+
+def _faults(session: Any) -> list[str]:
+    wire, found = session.connection, []
+    wire.settle(Deadline.after(SETTLE))
+    if left := flyt.inflight():
+        found.append(f"in flight for ever: {[command.name for command in left]}")
+        return found
+    last = session.scheduler.table._legacy[0].last
+    if last is not None and not last.done:
+        found.append("cudaDeviceSynchronize would wait for ever")
+    if wire.express._reader is not None:
+        found.append("the cell is taken for ever")
+    wire.call(m.Ping)
+    if lost := wire.flow.sent - wire.flow.taken:
+        found.append(f"{lost} credits are lost")
+    return found
+
+
+@pytest.mark.emulated_only(reason="only the emulated device can slow its copies down")
+@pytest.mark.parametrize("short", [True, False], ids=["short way", "general way"])
+def test_the_place_of_an_interrupted_copy_is_its_own(
+    backend: Callable[..., Any],
+    connect: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    short: bool,
+) -> None:
+    session = connect(backend(device_options="latency=0.3"))
+    if not short:
+        session.connection.express = None
+    first, second = (cudart.cudaMalloc(SIZE)[1] for _ in range(2))
+    assert cudart.cudaDeviceSynchronize() == (0,)
+
+    def interrupted() -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session.connection._wire, "wants_a_look", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            cudart.cudaMemcpy(first, np.full(SIZE, 1, np.uint8), SIZE, H2D)
+    assert cudart.cudaMemcpy(second, np.full(SIZE, 2, np.uint8), SIZE, H2D) == (0,)
+    back = np.zeros(SIZE, np.uint8)
+    assert cudart.cudaMemcpy(back, first, SIZE, D2H) == (0,)
+    assert set(back) <= {0, 1}, "the bytes of another copy"
