@@ -127,14 +127,9 @@ class Holdings(Completions):
             self.trim(block.device)
 
     def trim(self, device: Device) -> None:
-        """Let everyone have what cudaFree gave back.
-
-        A pool gives its unused memory back when the host synchronises with a stream or an event
-        (CUDA, "Stream Ordered Memory Allocator"); that we ask whether an event is reached, as we
-        mostly do, counts for nothing.
-        """
+        """Let everyone have what cudaFree gave back."""
         if self._freed.pop(device.ordinal, 0):
-            device.trim_pool(self.pool(device), 0)
+            device.trim_pool(self.pool(device), 0, self.streams.handles(device))
 
     def let_go(self, shared: Shared[Block]) -> None:
         """The last who holds a block frees it; all work that used it is done."""

@@ -95,6 +95,7 @@ def test_versions(bench):
     assert driver // 1000 >= runtime // 1000
 
 
+@pytest.mark.alone
 def test_memory_comes_and_goes(bench):
     size = 256 * MIB
     bench.wait()
@@ -149,6 +150,7 @@ def test_work_before_a_free_is_done(bench):
         assert np.array_equal(source, sink)
 
 
+@pytest.mark.alone
 def test_a_pool_goes_with_its_memory(bench):
     free, _ = bench.device.memory()
     pool = bench.device.create_pool()

@@ -124,6 +124,7 @@ def shared_block() -> tuple[int, str]:
     return address, content(ok(cudart.cudaIpcGetMemHandle(address)))
 
 
+@pytest.mark.alone
 def test_both_see_the_same_memory(
     one_backend: Any,
     session: flyt.Session,
@@ -154,6 +155,7 @@ def test_both_see_the_same_memory(
     assert eventually(lambda: is_back(before)), "the last to close it frees it"
 
 
+@pytest.mark.alone
 def test_memory_outlives_its_exporter(
     one_backend: Any, session: flyt.Session, start_client: Callable[..., Any]
 ) -> None:
@@ -198,6 +200,7 @@ def _opened_elsewhere(
     return tuple(answer)
 
 
+@pytest.mark.alone
 def test_an_importer_that_is_killed_lets_go(
     one_backend: Any,
     session: flyt.Session,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from flyt.backend.devices.kernels import Kernels
@@ -130,8 +130,10 @@ class Device(abc.ABC):
         """Takes no more allocations; the pool's memory goes back with the last of its blocks."""
 
     @abc.abstractmethod
-    def trim_pool(self, pool: Handle, keep: int) -> None:
-        """Gives unused memory back, but for ``keep`` bytes that the pool may hold on to."""
+    def trim_pool(self, pool: Handle, keep: int, streams: Iterable[Handle] = ()) -> None:
+        """Gives unused memory back, but for ``keep`` bytes that the pool may hold on to. What was
+        freed on one of ``streams`` counts as unused if all work on it is done; CUDA may take other
+        freed memory for used (cuMemPoolTrimTo, note 2)."""
 
     @abc.abstractmethod
     def pool_attribute(self, pool: Handle, attribute: int) -> int:

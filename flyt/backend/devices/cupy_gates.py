@@ -19,6 +19,11 @@ _LIMIT = 1 << 32
 """The comparison is cyclic, so words may overflow."""
 
 
+_pages: list[mmap.mmap] = []
+"""Never unmapped: streams may still wait for a word when their device is let go of, and the driver
+goes on having the pages registered."""
+
+
 class Gates:
     """Words for the gates of one device; the memory stays until the process ends.
 
@@ -32,7 +37,6 @@ class Gates:
         self._pin = pin
         self._lock = threading.Lock()
         self._idle: list[int] = []
-        self._pages: list[mmap.mmap] = []
 
     def take(self) -> tuple[int, int]:
         """The address of a word, and the value that opens the gate."""
@@ -52,7 +56,7 @@ class Gates:
         page = mmap.mmap(-1, mmap.PAGESIZE)
         start = ctypes.addressof(ctypes.c_char.from_buffer(page))
         self._pin(start, mmap.PAGESIZE)
-        self._pages.append(page)
+        _pages.append(page)
         self._idle.extend(range(start, start + mmap.PAGESIZE, WORD))
 
 

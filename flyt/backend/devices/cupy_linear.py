@@ -6,9 +6,10 @@ What CuPy's binding lacks is asked of the driver itself, which has the same curr
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from flyt.backend.devices import cupy_direct
+from flyt.backend.devices import codes, cupy_direct
 from flyt.backend.devices.base import Device, Direct, Handle, Row
 from flyt.backend.devices.cupy_calls import cuda
 from flyt.backend.devices.cupy_gates import Gates
@@ -53,7 +54,12 @@ class CupyLinear(Device):
         self.runtime.freeAsync(address, stream)
 
     @cuda
-    def trim_pool(self, pool: Handle, keep: int) -> None:
+    def trim_pool(self, pool: Handle, keep: int, streams: Iterable[Handle] = ()) -> None:
+        # A free counts once the host has synchronised with it: that it asked whether the work is
+        # done, as sessions mostly do, is not enough. Seen on an H200.
+        for stream in streams:
+            if int(self.runtime.streamQuery(stream)) == codes.SUCCESS:
+                self.runtime.streamSynchronize(stream)
         self.runtime.memPoolTrimTo(pool, keep)
 
     @cuda

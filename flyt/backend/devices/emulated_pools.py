@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from flyt.backend.devices import codes
 from flyt.backend.devices.base import Handle
 from flyt.backend.devices.emulated_base import EmulatedBase, nothing
@@ -29,7 +31,12 @@ class EmulatedPools(EmulatedBase):
         with self._context.lock:
             self._pool(pool).destroyed = True
 
-    def trim_pool(self, pool: Handle, keep: int) -> None:  # noqa: ARG002 - nothing is kept anyway
+    def trim_pool(
+        self,
+        pool: Handle,
+        keep: int,  # noqa: ARG002 - nothing is kept anyway
+        streams: Iterable[Handle] = (),  # noqa: ARG002
+    ) -> None:
         self._enter("trim_pool")
         with self._context.lock:
             self._pool(pool)
