@@ -129,16 +129,30 @@ class Holdings(Completions):
     def trim(self, device: Device) -> None:
         """Let everyone have what cudaFree gave back."""
         if self._freed.pop(device.ordinal, 0):
-            device.trim_pool(self.pool(device), 0, self.streams.handles(device))
+            self.settle(device)
+            device.trim_pool(self.pool(device), 0)
+
+    def settle(self, device: Device) -> None:
+        """What was freed behind work that is done by now counts as free memory."""
+        device.settle([stream.handle for stream in self.streams.of(device)])
 
     def let_go(self, shared: Shared[Block]) -> None:
         """The last who holds a block frees it; all work that used it is done."""
         if self._services.blocks.drop(shared):
-            block = shared.thing
+            block, own = shared.thing, self.streams.own(shared.thing.device)
             try:
-                block.device.free(block.address, self.streams.own(block.device).handle)
+                block.device.free(block.address, own.handle)
             except DeviceError as exc:
                 log.warning("a shared block of %d bytes stays: %s", block.size, exc)
+            else:
+                self.when_done([own], lambda _: self._settled(block))
+
+    def _settled(self, block: Block) -> None:
+        """The pool of a block that others shared may be gone with its session: nobody trims it."""
+        try:
+            self.settle(block.device)
+        except DeviceError as exc:
+            log.warning("a shared block of %d bytes may stay: %s", block.size, exc)
 
     def wait_for_birth(self, stream: SessionStream, blocks: Iterable[Block] | None = None) -> None:
         """Let a stream wait for blocks that another one clears; for all where nobody knows which it

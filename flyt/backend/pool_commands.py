@@ -105,8 +105,8 @@ def pool_destroy(session: Session, command: m.PoolDestroy, _: list[bytes]) -> No
 
 def pool_trim(session: Session, command: m.PoolTrim, _: list[bytes]) -> None:
     pool = session.holdings.pools.get(command.pool)
-    handles = session.holdings.streams.handles(pool.device)
-    pool.device.trim_pool(pool.handle, command.keep, handles)
+    session.holdings.settle(pool.device)
+    pool.device.trim_pool(pool.handle, command.keep)
     session.answer(command.id)
 
 

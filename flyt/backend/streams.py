@@ -149,10 +149,6 @@ class StreamTable:
         """All streams of a device."""
         return [s for s in self.all() if s.device is device]
 
-    def handles(self, device: Device) -> list[Handle]:
-        """Those streams, as the device knows them."""
-        return [stream.handle for stream in self.of(device)]
-
     def all(self) -> list[SessionStream]:
         """All streams of all devices."""
         return [

@@ -61,6 +61,7 @@ LONG = {
     "CUDA_C_8I": 7,
     "CUDA_R_8U": 8,
     "CUDA_C_8U": 9,
+    "CUDA_R_16BF": 14,
     "cudaLimitStackSize": 0,
     "cudaLimitPrintfFifoSize": 1,
     "cudaLimitMallocHeapSize": 2,

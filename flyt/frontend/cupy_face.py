@@ -203,6 +203,7 @@ TABLE = {
     "memPrefetchAsync": Row("devPtr count dstDevice stream"),
     "memAdvise": Row("devPtr count advice device"),
     "pointerGetAttributes": Row("ptr", f.cudaPointerGetAttributes, _attributes),
+    "pointerGetMemoryType": Row("ptr", f.cudaPointerGetAttributes, lambda a: _attributes(a).type),
     "deviceGetDefaultMemPool": Row("device", f.cudaDeviceGetDefaultMemPool),
     "deviceGetMemPool": Row("device", f.cudaDeviceGetMemPool),
     "deviceSetMemPool": Row("device pool", f.cudaDeviceSetMemPool),

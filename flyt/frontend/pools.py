@@ -43,16 +43,16 @@ class Pools:
         self._current = {n: n + 1 for n in devices}
 
     def default(self, device: int) -> int:
-        """The handle of a device's default pool; of a device that is not there CUDA says
-        cudaErrorInvalidValue (recorded)."""
-        try:
-            return self._session.check_device(device) + 1
-        except DeviceError as exc:
-            raise DeviceError(INVALID_VALUE, exc.detail) from exc
+        """The handle of a device's default pool."""
+        return self._session.check_device(device) + 1
 
     def current(self, device: int) -> int:
-        """The handle of the pool that cudaMallocAsync takes from."""
-        return self._current[self._session.check_device(device)]
+        """The handle of the pool that cudaMallocAsync takes from. Of a device that is not there
+        CUDA says cudaErrorInvalidValue here (recorded), unlike for `default`."""
+        try:
+            return self._current[self._session.check_device(device)]
+        except DeviceError as exc:
+            raise DeviceError(INVALID_VALUE, exc.detail) from exc
 
     def make_current(self, device: int, handle: int) -> None:
         pool = self.get(handle)

@@ -29,6 +29,7 @@ FACTS = Facts("pools")
 
 N = 65_536
 NO_DEVICE = 1000
+INVALID_DEVICE = int(cudaError_t.cudaErrorInvalidDevice)
 
 SWITCHES = (
     cudaMemPoolAttr.cudaMemPoolReuseFollowEventDependencies,
@@ -200,6 +201,8 @@ def the_default_pool_stays(lab: Lab) -> None:
     device = int(lab.ok(lab.rt.cudaGetDevice()))
     default = lab.ok(lab.rt.cudaDeviceGetDefaultMemPool(device))
     lab.refused(lab.rt.cudaMemPoolDestroy(default), INVALID_VALUE, "destroying it")
-    # Recorded on an H200: not cudaErrorInvalidDevice.
+    # Recorded on an H200: one says cudaErrorInvalidDevice, the other does not.
     answer = lab.rt.cudaDeviceGetDefaultMemPool(NO_DEVICE)
-    lab.refused(answer, INVALID_VALUE, "a device that there is not")
+    lab.refused(answer, INVALID_DEVICE, "the default pool of a device that there is not")
+    answer = lab.rt.cudaDeviceGetMemPool(NO_DEVICE)
+    lab.refused(answer, INVALID_VALUE, "the pool of a device that there is not")

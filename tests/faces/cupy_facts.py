@@ -185,6 +185,8 @@ def attributes_of_pointers(rt: Any) -> None:
     assert (found.devicePointer, found.hostPointer) == (address + 5, 0)
     found = rt.pointerGetAttributes(host.ctypes.data)
     assert (found.type, found.device) == (rt.memoryTypeUnregistered, -2)
+    assert rt.pointerGetMemoryType(address + 5) == rt.memoryTypeDevice
+    assert rt.pointerGetMemoryType(host.ctypes.data) == rt.memoryTypeUnregistered
     rt.free(address)
     made = rt.PointerAttributes(0, 1, 2)
     assert (made.device, made.devicePointer, made.hostPointer, made.type) == (0, 1, 2, -1)

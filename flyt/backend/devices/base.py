@@ -130,10 +130,14 @@ class Device(abc.ABC):
         """Takes no more allocations; the pool's memory goes back with the last of its blocks."""
 
     @abc.abstractmethod
-    def trim_pool(self, pool: Handle, keep: int, streams: Iterable[Handle] = ()) -> None:
-        """Gives unused memory back, but for ``keep`` bytes that the pool may hold on to. What was
-        freed on one of ``streams`` counts as unused if all work on it is done; CUDA may take other
-        freed memory for used (cuMemPoolTrimTo, note 2)."""
+    def trim_pool(self, pool: Handle, keep: int) -> None:
+        """Gives unused memory back, but for ``keep`` bytes that the pool may hold on to; `settle`
+        first."""
+
+    @abc.abstractmethod
+    def settle(self, streams: Iterable[Handle]) -> None:
+        """The host has seen the end of all work on those of the streams that are idle: what was
+        freed on them may leave its pool. That `reached` said so may be not enough for a device."""
 
     @abc.abstractmethod
     def pool_attribute(self, pool: Handle, attribute: int) -> int:

@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver's own functions for the compiled loop of a session (`flyt.backend.plain`).
-
-**Not run on a GPU yet**, so it is off unless the backend is started with ``FLYT_DIRECT=1``.
-"""
+"""The driver's own functions for the compiled loop of a session (`flyt.backend.plain`)."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import logging
-import os
 
 from flyt.backend.devices.base import Direct
 
@@ -28,7 +24,7 @@ def direct(stream: int, devices: int) -> Direct | None:
     devices : int
         How many the process has: with several, another's context may be current when the loop runs.
     """
-    if devices != 1 or os.environ.get("FLYT_DIRECT", "0") != "1":
+    if devices != 1:
         return None
     functions = _functions(DRIVER)
     return None if functions is None else Direct(stream, *functions)

@@ -54,13 +54,17 @@ class CupyLinear(Device):
         self.runtime.freeAsync(address, stream)
 
     @cuda
-    def trim_pool(self, pool: Handle, keep: int, streams: Iterable[Handle] = ()) -> None:
-        # A free counts once the host has synchronised with it: that it asked whether the work is
-        # done, as sessions mostly do, is not enough. Seen on an H200.
+    def trim_pool(self, pool: Handle, keep: int) -> None:
+        self.runtime.memPoolTrimTo(pool, keep)
+
+    @cuda
+    def settle(self, streams: Iterable[Handle]) -> None:
+        # CUDA: freed memory whose completion the host has not observed, "e.g. by a synchronize",
+        # may count as outstanding (cuMemPoolTrimTo), and a pool gives memory back when the host
+        # synchronises. cudaEventQuery is not enough: seen on an H200.
         for stream in streams:
             if int(self.runtime.streamQuery(stream)) == codes.SUCCESS:
                 self.runtime.streamSynchronize(stream)
-        self.runtime.memPoolTrimTo(pool, keep)
 
     @cuda
     def pool_attribute(self, pool: Handle, attribute: int) -> int:

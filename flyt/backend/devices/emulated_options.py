@@ -27,6 +27,7 @@ OPERATIONS = STREAM_OPERATIONS | {
     "memory",
     "create_pool",
     "destroy_pool",
+    "settle",
     "trim_pool",
     "pool_attribute",
     "set_pool_attribute",

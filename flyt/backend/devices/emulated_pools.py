@@ -31,15 +31,14 @@ class EmulatedPools(EmulatedBase):
         with self._context.lock:
             self._pool(pool).destroyed = True
 
-    def trim_pool(
-        self,
-        pool: Handle,
-        keep: int,  # noqa: ARG002 - nothing is kept anyway
-        streams: Iterable[Handle] = (),  # noqa: ARG002
-    ) -> None:
+    def trim_pool(self, pool: Handle, keep: int) -> None:  # noqa: ARG002 - nothing is kept anyway
         self._enter("trim_pool")
         with self._context.lock:
             self._pool(pool)
+
+    def settle(self, streams: Iterable[Handle]) -> None:  # noqa: ARG002
+        # Freed memory is free here once the work before it is done.
+        self._enter("settle")
 
     def pool_attribute(self, pool: Handle, attribute: int) -> int:
         self._enter("pool_attribute")
