@@ -42,3 +42,17 @@ def one_backend(module_backend: Callable[..., Any]) -> Any:
 def session(one_backend: Any, connect: Callable[..., flyt.Session]) -> flyt.Session:
     """A fresh session of this process with the shared backend."""
     return connect(one_backend)
+
+
+def free_bytes() -> int:
+    """Of the current device, for this process's session."""
+    error, free, _ = flyt.cudaMemGetInfo()
+    assert error == 0, flyt.last_failure()
+    return int(free)
+
+
+@pytest.fixture
+def is_back(device_kind: str) -> Callable[[int], bool]:
+    """Whether so much memory is free, to the byte; on a GPU to the grain of its pools."""
+    grain = 0 if device_kind == "emulated" else 32 << 20
+    return lambda wanted: abs(free_bytes() - wanted) <= grain

@@ -108,13 +108,6 @@ LARGE = 64 << 20
 """Bytes; more than a GPU's memory pool takes and gives at once."""
 
 
-@pytest.fixture
-def is_back(device_kind: str) -> Callable[[int], bool]:
-    """Whether as much memory is free as before, to the byte; on a GPU to the grain of its pools."""
-    grain = 0 if device_kind == "emulated" else 32 << 20
-    return lambda before: abs(free_bytes() - before) <= grain
-
-
 @pytest.mark.parametrize(
     ("make", "order"),
     [
