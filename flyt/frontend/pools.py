@@ -56,7 +56,7 @@ class Pools:
 
     def make_current(self, device: int, handle: int) -> None:
         pool = self.get(handle)
-        if pool.device != self._session.check_device(device):
+        if pool.device != device:
             raise DeviceError(INVALID_VALUE, f"the pool is device {pool.device}'s, not {device}'s")
         with self._connection.lock:
             self._current[device] = handle

@@ -206,3 +206,5 @@ def the_default_pool_stays(lab: Lab) -> None:
     lab.refused(answer, INVALID_DEVICE, "the default pool of a device that there is not")
     answer = lab.rt.cudaDeviceGetMemPool(NO_DEVICE)
     lab.refused(answer, INVALID_VALUE, "the pool of a device that there is not")
+    answer = lab.rt.cudaDeviceSetMemPool(NO_DEVICE, default)
+    lab.refused(answer, INVALID_VALUE, "a pool for a device that there is not")
