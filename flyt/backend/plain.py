@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plain commands, which a session's thread serves without Python (`flyt/shm/native/plain.c`).
 
-Small copies and fills in memory and on a stream that Python has checked before, while nothing else
-of the session is in flight. What Python has checked is noted in a table that the compiled loop
-reads; it is changed only by the thread that runs the loop, and forgotten as a whole as soon as a
-block, a stream or a segment of the window is gone. All else stays in the ring, for Python.
+Copies and fills in memory and on a stream that Python has checked before, while nothing else of the
+session is in flight: small ones in a row, and on a GPU a large one by itself. What Python has
+checked is noted in a table that the compiled loop reads; it is changed only by the thread that runs
+the loop, and forgotten as a whole as soon as a block, a stream or a segment of the window is gone.
+All else stays in the ring, for Python.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from flyt.backend.devices.base import Direct
 from flyt.backend.streams import SessionStream
 from flyt.backend.wire import Wire
 from flyt.errors import DeviceError
-from flyt.rpc.patience import is_polite
+from flyt.rpc.patience import device_spin_seconds, is_polite
 from flyt.shm.native import Native
 from flyt.shm.window import Window
 
@@ -31,10 +32,13 @@ BLOCKS, SEGMENTS, STREAMS = 64, 16, 16
 nanoseconds. One more takes the place of the oldest."""
 
 LARGEST = 64 << 10
-"""Bytes: what takes longer to copy than Python takes to have it copied needs no haste."""
+"""Bytes that the loop itself copies, for a device that has no engine of its own."""
+
+UNBOUNDED = (1 << 64) - 1
 
 MOST_SECONDS = 0.001
-"""After so long the thread looks at its socket and its inbox, as it does between two turns."""
+"""After so long the thread looks at its socket and its inbox, as it does between two turns; with a
+large copy under way after as long as it would ask the device itself."""
 
 IDLE, LOOK, OTHER, KICK = range(4)
 """What the loop returns."""
@@ -81,6 +85,7 @@ class Table(ctypes.Structure):
         ("taken", ctypes.c_uint64),
         ("moved", ctypes.c_uint64),
         ("woken", ctypes.c_uint64),
+        ("slow", ctypes.c_uint64),
         ("block", _Range * BLOCKS),
         ("segment", _Range * SEGMENTS),
         ("queue", _Stream * STREAMS),
@@ -173,6 +178,7 @@ class PlainCommands:
                 self.end()  # no device will: all are of a kind
                 return
             self._streams.add(number, number, stream.device.ordinal, *direct)
+            self._table.largest = UNBOUNDED if direct.query else LARGEST
         if block.address not in self._blocks:
             start, end = block.address, block.address + block.size
             self._blocks.add(start, start, end, block.device.ordinal)
@@ -228,23 +234,24 @@ class PlainCommands:
         table.taken, table.moved, table.count = answers.taken, 0, 0
         table.woken = replies.woken
         linger, most = int(seconds * 1e9), int(MOST_SECONDS * 1e9)
-        why = serve(ctypes.byref(table), linger, most, is_polite())
+        longest = max(most, int(device_spin_seconds() * 1e9))
+        why = serve(ctypes.byref(table), linger, most, longest, is_polite())
         replies.woken = table.woken
         self._holdings.moved += table.moved
         answers.were_given(table.taken, table.count)
         if why == KICK:
             self._wire.kick()
         if table.count:
-            self._complete(table.first, table.count, table.stream)
+            self._complete(table.first, table.count, table.stream, brief=not table.slow)
         return bool(why != IDLE)
 
-    def _complete(self, first: int, count: int, number: int) -> None:
+    def _complete(self, first: int, count: int, number: int, *, brief: bool) -> None:
         """The loop began these commands; they are finished like others."""
         streams = self._holdings.streams
         stream = streams.get(number)
         for command in range(first, first + count):
             try:
                 streams.use(stream)
-                self._session.complete(command, [stream], brief=True)
+                self._session.complete(command, [stream], brief=brief)
             except DeviceError as exc:
                 self._session.fail(command, exc)

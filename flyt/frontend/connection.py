@@ -15,7 +15,7 @@ from typing import Any
 import zmq
 
 from flyt.errors import CommandTimeout, DeviceError, ProtocolError
-from flyt.frontend.express import Express
+from flyt.frontend.express_link import ExpressLink
 from flyt.frontend.flow import Flow
 from flyt.frontend.inflight import InflightTable, Make, Pending, checked
 from flyt.frontend.lost import DEVICES_UNAVAILABLE, INTERRUPTED, Lost
@@ -63,7 +63,7 @@ class Connection:
         self.flow = Flow(window)
         self.has_credit = self.flow.has_credit
         self.deferred: DeviceError | None = None
-        self.express: Express | None = None
+        self.link: ExpressLink | None = None
         self._pinged = self._nudged = 0.0
         self.room = WaitingRoom(
             self.lock,
@@ -80,7 +80,7 @@ class Connection:
         """Commands and replies go through the control page from now on."""
         with self.lock:
             self._wire.use_rings(native, control_page, doorbell)
-            self.express = Express(self, native, self._wire)
+            self.link = ExpressLink(self, native, self._wire)
 
     # --- sending ---
 
@@ -200,7 +200,7 @@ class Connection:
         Lost, CommandTimeout
             The session ended first, or the backend is connected but its thread does not answer.
         """
-        if self.express is None or not self.express.wait(pending):
+        if self.link is None or not self.link.wait(pending):
             self._wait(lambda: pending.done, pending)
         if pending.ended and self.lost is not None:
             raise self.lost
@@ -243,7 +243,7 @@ class Connection:
     def drain(self) -> None:
         if self._closed:
             return
-        heard = self.express is not None and self.express.read()
+        heard = self.link is not None and self.link.read()
         while (frames := self._wire.receive()) is not None:
             heard = True
             self._dispatch(frames)

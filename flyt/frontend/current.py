@@ -156,7 +156,7 @@ def express() -> Express | None:
     session = _session
     if session is None or session.garbage or session.host_calls.thread is not None:
         return None
-    return session.connection.express
+    return session.express
 
 
 def existing() -> Session | None:

@@ -19,6 +19,7 @@ from flyt.errors import CommandTimeout, DeviceError, ProtocolError, SessionLost
 from flyt.frontend.allocating import allocate
 from flyt.frontend.attaching import attach
 from flyt.frontend.connection import Connection
+from flyt.frontend.express import Express
 from flyt.frontend.greeting import greeted
 from flyt.frontend.host_calls import HostCalls
 from flyt.frontend.inflight import InflightCommand
@@ -117,10 +118,8 @@ class Session:
                 )
             undo.pop_all()
         self.scheduler = Scheduler(self.connection)
-        if self.connection.express is not None and self._ring is not None:
-            self.connection.express.begin(
-                self.pointers, self.scheduler.table, self._ring, self.counts, self.pid
-            )
+        link, ring = self.connection.link, self._ring
+        self.express = Express(self, link, ring) if link and ring else None
         self.pools, self.sharing = Pools(self), Sharing(self)
         self.kernels = Kernels(self)
         self.transfers = Transfers(

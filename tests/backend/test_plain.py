@@ -76,8 +76,9 @@ class Loop:
     def put(self, *fields: Any) -> None:
         self.commands.write(msgpack.packb(fields))
 
-    def serve(self, linger: int = LINGER, most: int = LONG) -> int:
-        return int(self.library.plain_serve(ctypes.byref(self.table), linger, most, True))
+    def serve(self, linger: int = LINGER, most: int = LONG, longest: int = 10**9) -> int:
+        table = ctypes.byref(self.table)
+        return int(self.library.plain_serve(table, linger, most, longest, True))
 
     def answers(self) -> list[m.Done]:
         found = []
@@ -407,6 +408,70 @@ def test_work_of_another_stream_waits_for_what_is_under_way(loop: Loop) -> None:
     assert loop.serve() in (IDLE, LOOK)
     assert slow.moved == [1, 2]
     assert loop.answers()[0] == m.Done(1, 1, 1)
+
+
+LARGE = (64 << 10) + 1
+"""Bytes: more than what is brief."""
+
+
+@pytest.fixture
+def large(loop: Loop) -> Slow:
+    """A device that takes copies of any size; nobody touches what they name."""
+    loop.table.largest = plain.UNBOUNDED
+    loop.table.block[0].end += 1 << 40
+    loop.table.segment[0].end += 1 << 40
+    return Slow(loop)
+
+
+@pytest.mark.parametrize("size", [LARGE, 1 << 32, 1 << 40])
+def test_a_large_copy_is_waited_for_longer(loop: Loop, large: Slow, size: int) -> None:
+    large.ready_after = 100
+    loop.put(*copy_in(loop, size=size))
+    assert loop.serve(most=1) in (IDLE, LOOK)
+    assert large.moved == [size]
+    assert loop.answers() == [m.Done(1, 1, 1)]
+    assert loop.table.moved == size
+
+
+def test_a_large_copy_that_takes_too_long_is_the_callers(loop: Loop, large: Slow) -> None:
+    loop.put(*copy_out(loop, id=4, size=LARGE))
+    assert loop.serve(most=1, longest=LINGER) == LOOK
+    assert (loop.table.first, loop.table.count, loop.table.slow) == (4, 1, 1)
+    assert loop.answers() == []
+
+
+@pytest.mark.parametrize("stream", [STREAM, STREAM + 1])
+@pytest.mark.parametrize("size", [1, LARGE])
+def test_nothing_waits_behind_a_large_copy(loop: Loop, large: Slow, stream: int, size: int) -> None:
+    loop.put(*copy_in(loop, size=LARGE))
+    loop.put(*copy_in(loop, id=2, size=size, stream=stream))
+    assert loop.serve() == OTHER
+    assert (large.moved, loop.table.count) == ([LARGE], 1)
+    assert loop.read.read() == msgpack.packb(copy_in(loop, id=2, size=size, stream=stream))
+
+
+def test_a_large_copy_shares_no_answer(loop: Loop, large: Slow) -> None:
+    large.ready_after = 3
+    loop.put(*copy_in(loop))
+    loop.put(*copy_out(loop, id=2, size=LARGE))
+    assert loop.serve() == IDLE
+    assert loop.answers() == [m.Done(1, 1, 1), m.Done(2, 2, 1)]
+
+
+def test_a_device_without_an_engine_takes_no_large_copy(loop: Loop, large: Slow) -> None:
+    loop.table.largest = plain.LARGEST
+    assert left_alone(loop, msgpack.packb(copy_in(loop, size=LARGE)))
+    loop.put(*copy_in(loop, size=LARGE - 1))
+    large.ready_after = 0
+    assert loop.serve() == IDLE
+    assert large.moved == [LARGE - 1]
+
+
+@pytest.mark.parametrize("excess", [1, 1 << 41, (1 << 64) - LARGE])
+def test_a_large_copy_stays_in_its_bounds(loop: Loop, large: Slow, excess: int) -> None:
+    del large
+    room = loop.table.block[0].end - loop.block
+    assert left_alone(loop, msgpack.packb(copy_in(loop, size=min(room + excess, 2**64 - 1))))
 
 
 def test_what_the_device_refuses_is_left_in_the_ring(loop: Loop) -> None:

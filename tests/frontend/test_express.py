@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from flyt.frontend.express import COPY_IN, COPY_OUT, FILL, Link
+from flyt.frontend.express_link import COPY_IN, COPY_OUT, FILL, Link
 from flyt.rpc import messages as m
 from flyt.shm import layout, memory, ring
 from flyt.shm.native import native

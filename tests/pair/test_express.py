@@ -121,8 +121,8 @@ RAISES: dict[str, tuple[type[Exception], Case]] = {
 @pytest.mark.parametrize("call", CASES.values(), ids=CASES.keys())
 def test_both_ways_answer_alike(session: flyt.Session, device: int, call: Case) -> None:
     outcomes = []
-    for express in (session.connection.express, None):
-        session.connection.express = express
+    for express in (session.express, None):
+        session.express = express
         data = np.arange(SIZE, dtype=np.uint16).astype(np.uint8)
         assert cudart.cudaMemset(device, 0x5A, SIZE) == (0,)
         answer = call(device, data)
@@ -137,8 +137,8 @@ def test_both_ways_answer_alike(session: flyt.Session, device: int, call: Case) 
 def test_both_ways_raise_alike(
     session: flyt.Session, device: int, error: type[Exception], call: Case
 ) -> None:
-    for express in (session.connection.express, None):
-        session.connection.express = express
+    for express in (session.express, None):
+        session.express = express
         with pytest.raises(error):
             call(device, np.zeros(SIZE, np.uint8))
 
@@ -146,8 +146,8 @@ def test_both_ways_raise_alike(
 @needs_rings
 def test_both_ways_count_alike(session: flyt.Session, device: int) -> None:
     counts = []
-    for express in (session.connection.express, None):
-        session.connection.express = express
+    for express in (session.express, None):
+        session.express = express
         before = flyt.statistics()
         data = np.ones(SIZE, np.uint8)
         for _ in range(20):
@@ -223,7 +223,7 @@ def test_an_interrupt_while_the_device_is_at_it(
         with pytest.raises(KeyboardInterrupt):
             cudart.cudaMemcpy(left, device, SIZE, D2H)
         timer.join()
-        express = session.connection.express
+        express = session.express
         if express is not None:
             assert express._reader is not None, "the device will write there"
     back = np.zeros(SIZE, np.uint8)

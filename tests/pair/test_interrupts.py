@@ -19,7 +19,7 @@ import pytest
 
 import flyt
 import flyt as cudart
-from flyt.frontend import connection, express, inflight, staging_ring
+from flyt.frontend import connection, express, express_link, inflight, staging_ring
 from flyt.rpc import messages as m
 from flyt.rpc.patience import Deadline
 from flyt.shm import ring
@@ -27,17 +27,22 @@ from tests.pair.test_express import D2H, H2D, SIZE
 
 pytestmark = pytest.mark.skipif(ring.usable() is None, reason="the short way needs rings")
 
-FILES = {module.__file__ for module in (express, inflight, staging_ring)}
+FILES = {module.__file__ for module in (express, express_link, inflight, staging_ring)}
 FUNCTIONS = {"succeeded"}
 """Of connection.py, which is the general way's for the most part."""
 
 SETTLE = 2.5
 """Seconds: all that is on its way has come by then."""
 
-CALLS: dict[str, Callable[[int, Any], Any]] = {
-    "to host": lambda device, data: cudart.cudaMemcpy(data, device, SIZE, D2H),
-    "to device": lambda device, data: cudart.cudaMemcpy(device, data, SIZE, H2D),
-    "fill": lambda device, _: cudart.cudaMemset(device, 7, SIZE),
+CALLS: dict[str, Callable[[int, Any, int], Any]] = {
+    "to host": lambda device, data, _: cudart.cudaMemcpy(data, device, SIZE, D2H),
+    "to device": lambda device, data, _: cudart.cudaMemcpy(device, data, SIZE, H2D),
+    "fill": lambda device, *_: cudart.cudaMemset(device, 7, SIZE),
+    "to pinned": lambda device, _, pinned: cudart.cudaMemcpy(pinned, device, SIZE, D2H),
+    "from pinned": lambda device, _, pinned: cudart.cudaMemcpy(device, pinned, SIZE, H2D),
+    "behind a stream": lambda device, _, pinned: cudart.cudaMemcpyAsync(
+        device, pinned, SIZE, H2D, 0
+    ),
 }
 
 
@@ -71,19 +76,19 @@ def test_an_interrupt_at_any_line_loses_nothing(
 ) -> None:
     session, bad, at = connect(one_backend), [], 0
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    device = cudart.cudaMalloc(SIZE)[1]
+    device, pinned = cudart.cudaMalloc(SIZE)[1], cudart.cudaHostAlloc(SIZE, 0)[1]
     data = np.full(SIZE, 5, np.uint8)
     interrupter = None
     while interrupter is None or interrupter.where:
         for _ in range(20):  # the worker knows what it is asked, and no look is due
-            CALLS["to device"](device, data)
-            CALLS["to host"](device, data)
+            for each in CALLS.values():
+                each(device, data, pinned)
         assert cudart.cudaDeviceSynchronize() == (0,)
         at += 1
         interrupter = Interrupter(at)
         sys.settrace(interrupter)
         try:
-            CALLS[name](device, data)
+            CALLS[name](device, data, pinned)
         except KeyboardInterrupt:
             pass
         finally:
@@ -91,7 +96,7 @@ def test_an_interrupt_at_any_line_loses_nothing(
         if faults := _faults(session):
             bad.append(f"{interrupter.where}: {faults}")
             session = connect(one_backend)  # the tables of the old one are what they are
-            device = cudart.cudaMalloc(SIZE)[1]
+            device, pinned = cudart.cudaMalloc(SIZE)[1], cudart.cudaHostAlloc(SIZE, 0)[1]
     assert at > 10, "the short way was not taken"
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask, "signals stay blocked"
     assert not bad, "\n".join(bad)
@@ -106,7 +111,7 @@ def _faults(session: Any) -> list[str]:
     last = session.scheduler.table._legacy[0].last
     if last is not None and not last.done:
         found.append("cudaDeviceSynchronize would wait for ever")
-    if wire.express._reader is not None:
+    if session.express._reader is not None:
         found.append("the cell is taken for ever")
     wire.call(m.Ping)
     if lost := wire.flow.sent - wire.flow.taken:
@@ -124,7 +129,7 @@ def test_the_place_of_an_interrupted_copy_is_its_own(
 ) -> None:
     session = connect(backend(device_options="latency=0.3"))
     if not short:
-        session.connection.express = None
+        session.express = None
     first, second = (cudart.cudaMalloc(SIZE)[1] for _ in range(2))
     assert cudart.cudaDeviceSynchronize() == (0,)
 

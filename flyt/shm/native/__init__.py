@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-ABI = 5
+ABI = 6
 """What ``flyt_abi`` of a matching library answers."""
 
 LIBRARY = Path(__file__).resolve().parent / "libflyt.so"
@@ -51,7 +51,7 @@ _LONG = {
     "flyt_ring_wait": (ctypes.c_int, (_ADDRESS, _POSITION, _U64, ctypes.c_int)),
     "flyt_express_wait": (None, (_ADDRESS, _U64, _U64, ctypes.c_int)),
     "flyt_express_call": (ctypes.c_int64, (_ADDRESS, *[_U64] * 7, ctypes.c_int)),
-    "flyt_plain_serve": (ctypes.c_int, (_ADDRESS, _U64, _U64, ctypes.c_int)),
+    "flyt_plain_serve": (ctypes.c_int, (_ADDRESS, _U64, _U64, _U64, ctypes.c_int)),
     "flyt_engine_open": (_ADDRESS, (ctypes.c_int, _U64)),
     "flyt_engine_wait": (None, (_ADDRESS, _ADDRESS)),
     "flyt_engine_close": (None, (_ADDRESS,)),

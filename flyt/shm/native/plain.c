@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // A session's thread without Python: the plain commands of a client, checked, carried out and answered.
 //
-// Plain are CopyIn, CopyOut and Memset of a few KiB, on a stream, in a block and in a segment of the window that
-// Python has checked before and noted here; and nothing of the session is in flight but what was begun here. At
-// whatever is not plain, or can't be done, `flyt_plain_serve` returns and leaves the command in the ring: Python does
-// it, or says what is wrong with it. So no command is refused here, and no error told.
+// Plain are CopyIn, CopyOut and Memset, of a few KiB or, where the device has an engine of its own, of any size, on a
+// stream, in a block and in a segment of the window that Python has checked before and noted here; and nothing of the
+// session is in flight but what was begun here. At whatever is not plain, or can't be done, `flyt_plain_serve` returns
+// and leaves the command in the ring: Python does it, or says what is wrong with it. So no command is refused here, and
+// no error told.
 //
 // A command is copied out of the ring before it is looked at. Python changes the notes only while nobody is in here.
 
@@ -18,6 +19,7 @@ enum { IDLE, LOOK, OTHER, KICK, BUSY }; // why it returns; BUSY never leaves thi
 enum { BLOCKS = 64, SEGMENTS = 16, STREAMS = 16, ENTRY = 128 };
 
 #define BATCH 32      // answered together at most: the client has as many credits back by then
+#define BRIEF 65536   // bytes: what is larger shares its answer with nothing, and is waited for longer
 #define NOT_READY 600 // CUDA_ERROR_NOT_READY
 
 // A device's own functions, in the form of cuMemcpyAsync, cuMemsetD8Async and cuStreamQuery: 0 is success.
@@ -47,6 +49,7 @@ typedef struct {
     uint64_t first;                     // from this number on,
     uint64_t stream;                    // on this stream
     uint64_t taken, moved, woken;
+    uint64_t slow; // whether what was taken is one large copy or fill
     range_t block[BLOCKS], segment[SEGMENTS]; // segments by index into the window
     stream_t queue[STREAMS];
 } plain_t;
@@ -77,7 +80,7 @@ int flyt_plain_fill(uint64_t at, unsigned char value, size_t size, void *stream)
 
 // --- checking ---
 
-// The range in which all of these bytes lie. `size` is not 0, and small.
+// The range in which all of these bytes lie. `size` is not 0.
 static const range_t *within(const range_t *ranges, uint32_t count, uint64_t start, uint64_t size) {
     for (uint32_t i = 0; i < count; i++)
         if (start >= ranges[i].start && start < ranges[i].end && size <= ranges[i].end - start)
@@ -140,6 +143,7 @@ static void take(plain_t *p, const command_t *c) {
     if (!p->count++) {
         p->first = c->id;
         p->stream = c->stream->number;
+        p->slow = c->size > BRIEF;
     }
 }
 
@@ -169,13 +173,14 @@ static int finish(plain_t *p) {
 
 // Whether it may be answered together with those that were taken before.
 static int joins(const plain_t *p, const command_t *c) {
-    return c->stream->number == p->stream && c->id == p->first + p->count && p->count < BATCH;
+    return c->stream->number == p->stream && c->id == p->first + p->count && p->count < BATCH && !p->slow &&
+           c->size <= BRIEF;
 }
 
-// Serve plain commands until none has come for `linger` ns (IDLE), or for `most` ns (LOOK). Also returns for any other
-// command (OTHER) and where the client sleeps and has an answer (KICK). What `count` then says was taken here, and
-// neither finished nor answered: it is the caller's.
-int flyt_plain_serve(plain_t *p, uint64_t linger, uint64_t most, int yield) {
+// Serve plain commands until none has come for `linger` ns (IDLE), or for `most` ns, `longest` with a large one under
+// way (LOOK). Also returns for any other command, and any at all behind a large one (OTHER), and where the client sleeps
+// and has an answer (KICK). What `count` then says was taken here, and neither finished nor answered: it is the caller's.
+int flyt_plain_serve(plain_t *p, uint64_t linger, uint64_t most, uint64_t longest, int yield) {
     unsigned char bytes[ENTRY];
     command_t c;
     uint64_t begun = now_ns(), last = begun;
@@ -183,7 +188,7 @@ int flyt_plain_serve(plain_t *p, uint64_t linger, uint64_t most, int yield) {
         if (turn % 16 == 0) {
             uint64_t now = now_ns();
             last = last ? last : now;
-            if (now - begun >= most)
+            if (now - begun >= (p->count && p->slow ? longest : most))
                 return LOOK;
             if (!p->count && now - last >= linger)
                 return IDLE;
@@ -209,7 +214,7 @@ int flyt_plain_serve(plain_t *p, uint64_t linger, uint64_t most, int yield) {
             if (said != BUSY)
                 return said;
         }
-        if (is_other)
+        if (is_other || (plain && p->slow)) // on another stream it would run beside the large one
             return OTHER;
         relax(yield);
     }
