@@ -17,7 +17,7 @@ from flyt.frontend.api.unsupported import GROUPS, group_of, unsupported, values_
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
 
-NOT_OF_CUDA = {"Optional"}
+NOT_OF_CUDA = {"Any", "Optional"}
 """What the module happens to import."""
 
 FUNCTIONS = sorted(
