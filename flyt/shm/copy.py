@@ -24,12 +24,24 @@ PARALLEL_FROM = MIB
 PIECE = 256 * KIB
 """Some 50 microseconds of copying: large against the cost of fetching a piece, small against a
 slot, whose first bytes should not wait for the last thread."""
+STREAMED_FROM = 2 * MIB
+"""So much is written past the caches: from memory to memory 22 GB/s instead of 14 on two cores of
+an EPYC. What is smaller may well be read again soon."""
 STEP = 256 * MIB
 """After so many bytes a Ctrl-C gets its turn: nothing interrupts the compiled library."""
 MAX_THREADS = 64
 SPIN_NS = 100_000
 """Idle threads look for the next slot of the same copy for so long, where cores are to spare."""
 CORES_TO_SPIN = 8
+
+
+def move(dst: int, src: int, size: int) -> None:
+    """memmove on the caller's thread, streamed where it is large and the ranges don't overlap."""
+    library = native() if size >= STREAMED_FROM and abs(dst - src) >= size else None
+    if library is None:
+        memory.copy(dst, src, size)
+    else:
+        library.stream(dst, src, size)
 
 
 def default_threads(cores: int) -> int:
@@ -54,7 +66,7 @@ class Job:
 
     def begin(self, native: Native, handle: int, dst: int, src: int, size: int) -> None:
         """To be called once."""
-        native.engine_post(handle, self._memory, dst, src, size, PIECE)
+        native.engine_post(handle, self._memory, dst, src, size, PIECE, size >= STREAMED_FROM)
 
     def wait(self) -> None:
         """Help until it is complete; at once if it was waited for, or has not begun."""

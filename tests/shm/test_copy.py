@@ -243,3 +243,32 @@ def test_an_engine_that_nobody_closed_does_not_hold_up_the_exit(
     python: Callable[..., Any],
 ) -> None:
     assert python(SCRIPT + "print('end')\n").finish() == "end"
+
+
+# --- copies past the caches ---
+
+
+@pytest.mark.skipif(copy.native() is None, reason="no C compiler was there")
+@pytest.mark.parametrize("size", [*range(0, 200, 7), 255, 256, 257, 4095, 4096, 4097, PIECE + 1])
+def test_streamed_bytes_at_every_place_of_a_line(size: int) -> None:
+    library = copy.native()
+    assert library is not None
+    rng = np.random.default_rng(size)
+    source = rng.integers(1, 256, size + 256, dtype=np.uint8)
+    for to in (*range(0, 65, 5), 63, 64):
+        for origin in (0, 1, 15, 16, 33, 64):
+            target = np.zeros(size + 256, np.uint8)
+            library.stream(target.ctypes.data + 64 + to, source.ctypes.data + origin, size)
+            wanted = np.zeros_like(target)
+            wanted[64 + to : 64 + to + size] = source[origin : origin + size]
+            assert np.array_equal(target, wanted), (to, origin)
+
+
+@pytest.mark.parametrize("shift", [-4096, -1, 1, 4096])
+def test_a_move_may_overlap(shift: int) -> None:
+    size = copy.STREAMED_FROM + 5
+    data = _random(size + 8192)
+    wanted = data.copy()
+    wanted[4096 + shift : 4096 + shift + size] = data[4096 : 4096 + size]
+    copy.move(data.ctypes.data + 4096 + shift, data.ctypes.data + 4096, size)
+    assert np.array_equal(data, wanted)

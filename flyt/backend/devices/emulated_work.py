@@ -11,6 +11,7 @@ from flyt.backend.devices.base import Direct, Handle, Row
 from flyt.backend.devices.emulated_base import EmulatedBase
 from flyt.backend.devices.emulated_stream import Record, Task
 from flyt.errors import DeviceError
+from flyt.shm.copy import move
 from flyt.shm.native import native
 
 
@@ -18,10 +19,10 @@ class EmulatedWork(EmulatedBase):
     """cudaMemcpyAsync, cudaMemsetAsync, their forms for rows, and cuStreamWaitValue."""
 
     def copy(self, destination: int, source: int, size: int, stream: Handle) -> None:
-        def move() -> None:
-            ctypes.memmove(destination, source, size)  # ctypes releases the GIL
+        def work() -> None:
+            move(destination, source, size)
 
-        self._put("copy", [(destination, size), (source, size)], size, move, stream)
+        self._put("copy", [(destination, size), (source, size)], size, work, stream)
 
     def fill(self, address: int, value: int, size: int, stream: Handle) -> None:
         def work() -> None:

@@ -34,7 +34,7 @@ _QUICK = {
     "flyt_engine_job_size": (ctypes.c_size_t, ()),
     "flyt_engine_post": (
         None,
-        (_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, ctypes.c_size_t, ctypes.c_size_t),
+        (*[_ADDRESS] * 4, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int),
     ),
     "flyt_express_size": (ctypes.c_size_t, ()),
     "flyt_express_post": (ctypes.c_int64, (_ADDRESS, *[_U64] * 6)),
@@ -52,6 +52,7 @@ _LONG = {
     "flyt_express_wait": (None, (_ADDRESS, _U64, _U64, ctypes.c_int)),
     "flyt_express_call": (ctypes.c_int64, (_ADDRESS, *[_U64] * 7, ctypes.c_int)),
     "flyt_plain_serve": (ctypes.c_int, (_ADDRESS, _U64, _U64, _U64, ctypes.c_int)),
+    "flyt_stream": (None, (_ADDRESS, _ADDRESS, ctypes.c_size_t)),
     "flyt_engine_open": (_ADDRESS, (ctypes.c_int, _U64)),
     "flyt_engine_wait": (None, (_ADDRESS, _ADDRESS)),
     "flyt_engine_close": (None, (_ADDRESS,)),
@@ -94,6 +95,7 @@ class Native:
         self.engine_post = quick.flyt_engine_post
         self.engine_job_size = int(quick.flyt_engine_job_size())
         self.ring_wait = long.flyt_ring_wait
+        self.stream = long.flyt_stream
         self.engine_open = long.flyt_engine_open
         self.engine_wait = long.flyt_engine_wait
         self.engine_close = long.flyt_engine_close

@@ -5,6 +5,9 @@
 // thread that wakes late costs nothing. Copies form a queue, so that the threads go on to the next one
 // while the last pieces of the one before are under way. Without work a thread spins for a while (where
 // the machine has processors to spare) and then sleeps.
+//
+// Large copies are streamed: what is stored goes past the caches, so that its lines need not be read from memory first
+// (half as many bytes again), and what the program has in its caches stays there.
 
 #include <pthread.h>
 #include <sched.h>
@@ -14,11 +17,17 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+enum { LINE = 64, AHEAD = 8 * LINE };
 
 typedef struct job {
     char *dst;
     const char *src;
     size_t size, piece;
+    int streams;
     _Atomic size_t next;  // where the next piece begins
     _Atomic int helpers;  // threads at work on it; changed under the engine's lock
     struct job *link;     // the next one in the queue
@@ -35,11 +44,39 @@ typedef struct {
     pthread_t threads[];
 } engine_t;
 
+// memcpy past the caches, where the processor has the stores for it.
+void flyt_stream(char *dst, const char *src, size_t size) {
+#ifdef __SSE2__
+    size_t head = -(uintptr_t)dst % LINE;
+    if (size < head + LINE) {
+        memcpy(dst, src, size);
+        return;
+    }
+    memcpy(dst, src, head);
+    dst += head, src += head, size -= head;
+    for (; size >= LINE; dst += LINE, src += LINE, size -= LINE) {
+        __m128i a = _mm_loadu_si128((const __m128i *)src), b = _mm_loadu_si128((const __m128i *)(src + 16));
+        __m128i c = _mm_loadu_si128((const __m128i *)(src + 32)), d = _mm_loadu_si128((const __m128i *)(src + 48));
+        _mm_prefetch(src + AHEAD, _MM_HINT_NTA);
+        _mm_stream_si128((__m128i *)dst, a);
+        _mm_stream_si128((__m128i *)(dst + 16), b);
+        _mm_stream_si128((__m128i *)(dst + 32), c);
+        _mm_stream_si128((__m128i *)(dst + 48), d);
+    }
+    _mm_sfence(); // who hears that the copy is done finds the bytes
+#endif
+    memcpy(dst, src, size);
+}
+
 static void copy_pieces(job_t *job) {
     size_t at;
     while ((at = atomic_fetch_add_explicit(&job->next, job->piece, memory_order_relaxed)) < job->size) {
         size_t left = job->size - at;
-        memcpy(job->dst + at, job->src + at, left < job->piece ? left : job->piece);
+        size_t size = left < job->piece ? left : job->piece;
+        if (job->streams)
+            flyt_stream(job->dst + at, job->src + at, size);
+        else
+            memcpy(job->dst + at, job->src + at, size);
     }
 }
 
@@ -132,8 +169,8 @@ engine_t *flyt_engine_open(int helpers, uint64_t spin_ns) {
 size_t flyt_engine_job_size(void) { return sizeof(job_t); }
 
 // Queue a copy between ranges that don't overlap. They, and `job`, stay until flyt_engine_wait returns.
-void flyt_engine_post(engine_t *engine, job_t *job, char *dst, const char *src, size_t size, size_t piece) {
-    *job = (job_t){.dst = dst, .src = src, .size = size, .piece = piece};
+void flyt_engine_post(engine_t *engine, job_t *job, char *dst, const char *src, size_t size, size_t piece, int streams) {
+    *job = (job_t){.dst = dst, .src = src, .size = size, .piece = piece, .streams = streams};
     pthread_mutex_lock(&engine->lock);
     job_t **at = &engine->jobs;
     while (*at)
