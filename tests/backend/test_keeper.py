@@ -168,6 +168,16 @@ def test_locked_frames_do_not_outlive_a_keeper(site: Site) -> None:
     site.until(lambda: is_clean(site, 1))
 
 
+def test_what_is_unlocked_just_before_the_end_is_cleaned(site: Site) -> None:
+    with closing(held_back(site)) as locks:
+        site.grant(1, 0, 1)
+        assert locks.lock(0, 1)
+        site.reclaimer.submit_unlocked(site.ledger.release_all(1))
+        site.until(lambda: is_clean(site, 1) and not site.reclaimer.busy)
+    site.reclaimer.leave(LIMIT)  # the region may be kept
+    assert is_clean(site, 0)
+
+
 def test_sweeps_leave_locked_frames_of_the_dead(site: Site) -> None:
     with closing(held_back(site)) as locks:
         site.grant(1, 0)
