@@ -73,5 +73,5 @@ class FrameDesk:
         self.reclaimer.submit(held, done)
 
     def release(self, session: int) -> None:
-        """Reclaim everything of a session that is over."""
-        self.reclaimer.submit(self.ledger.release_all(session), lambda: None)
+        """Reclaim everything of a session that is over, as its client lets go of it."""
+        self.reclaimer.submit_unlocked(self.ledger.release_all(session))

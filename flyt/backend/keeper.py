@@ -29,6 +29,7 @@ from flyt.backend.orders import (
     Owned,
     Reclaim,
     Reclaimed,
+    Spare,
     Sweep,
 )
 from flyt.errors import FlytError, RegionError
@@ -68,13 +69,20 @@ class Keeper:
         self._base = ctypes.addressof(self._anchor)
         self._parent = select.poll()
         self._parent.register(parent, select.POLLIN)
+        self._spared: set[int] = set()
+
+    def spare(self, runs: Sequence[Run]) -> None:
+        """Leave these frames as they are at the format."""
+        frame_runs.check(runs, self._geometry.page_count)
+        self._spared.update(frame_runs.frames_of(runs))
 
     def format(self, epoch: int, zeroed: bool) -> None:
         """Zero all frames (unless the file is new, so that they are), then free them at once."""
         if not zeroed:
             for frame in range(self._geometry.page_count):
-                self._zero(frame)
-        self._table.format(self._geometry, epoch)
+                if frame not in self._spared:
+                    self._zero(frame)
+        self._table.format(self._geometry, epoch, self._spared)
 
     def reclaim(self, runs: Sequence[Run]) -> None:
         """Quarantine and zero these frames, whatever the table says about them."""
@@ -112,6 +120,8 @@ def serve(keeper: Keeper, channel: Channel, parent: int, zeroed: bool) -> int:
             return 1
         for order in channel.messages():
             match order:
+                case Spare():
+                    keeper.spare(order.frames)
                 case Format():
                     channel.send(Formatted(_format(keeper, order.epoch, zeroed)))
                 case Reclaim():

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
+import re
+import stat
 from collections.abc import Iterator, Sequence
 
 import zmq
@@ -20,6 +23,8 @@ from flyt.errors import ConfigurationError
 from flyt.rpc.endpoints import Endpoint
 from flyt.rpc.keys import KeyPair
 from flyt.rpc.sockets import Listener
+
+log = logging.getLogger(__name__)
 
 _LOCK_TRIES = 10
 """Each failed try means that another daemon was just removing the same file."""
@@ -73,6 +78,21 @@ def _open(path: str, what: str) -> int:
         raise ConfigurationError(f"can't listen on {what}: {path}: {exc.strerror}") from exc
 
 
+def _remove_sessions(path: str) -> None:
+    """Remove the session sockets that a killed daemon left at this endpoint. Only for who holds its
+    lock, before there is a session."""
+    folder, name = os.path.split(path)
+    session = re.compile(re.escape(name) + r"\.[0-9a-f]{16}")
+    try:
+        for one in filter(session.fullmatch, os.listdir(folder)):
+            with contextlib.suppress(FileNotFoundError):  # a worker of the dead one is just ending
+                left = os.path.join(folder, one)
+                if stat.S_ISSOCK(os.lstat(left).st_mode):
+                    os.unlink(left)
+    except OSError as exc:  # they are in nobody's way
+        log.warning("sockets that a dead daemon left at %s stay there: %s", path, exc)
+
+
 class Doors:
     """All listeners of the daemon.
 
@@ -110,6 +130,7 @@ class Doors:
                 if endpoint.scheme == "ipc":
                     lock = PathLock(f"{endpoint.path}.lock", address)
                     undo.callback(lock.close)
+                    _remove_sessions(endpoint.path)
                 limits = SOCKET_LIMITS if relays and endpoint.scheme == "tcp" else VISITOR_LIMITS
                 listener = Listener(context, address, heartbeat_ms=heartbeat_ms, key=key, **limits)
                 undo.callback(listener.close)

@@ -181,9 +181,16 @@ WORKER_WORDS = {
 
 @message
 class Format:
-    """Write a fresh superblock and set all frames FREE and zero."""
+    """Write a fresh superblock and set all frames FREE and zero, but those of each `Spare`."""
 
     epoch: U64
+
+
+@message
+class Spare:
+    """Processes of an earlier daemon still have these frames: OWNED, with the bytes they hold."""
+
+    frames: Runs
 
 
 @message
@@ -227,7 +234,7 @@ class Owned:
     """Same length: the owner that the table names for each frame."""
 
 
-KEEPER_ORDERS = {1: Format, 2: Reclaim, 3: Sweep, 4: Leave, 5: Free}
+KEEPER_ORDERS = {1: Format, 2: Reclaim, 3: Sweep, 4: Leave, 5: Free, 6: Spare}
 KEEPER_WORDS = {1: Formatted, 2: Reclaimed, 3: Owned}
 WORKER_ORDERS[5] = Reclaimed
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from flyt.backend.ledger import Ledger
+from flyt.backend.locked import LockedFrames
 from flyt.backend.loop import EventLoop
 from flyt.backend.orders import (
     FROM_KEEPER,
@@ -23,11 +24,13 @@ from flyt.backend.orders import (
     Owned,
     Reclaim,
     Reclaimed,
+    Spare,
     Sweep,
 )
 from flyt.backend.processes import Child
 from flyt.backend.served import ServedRegion
 from flyt.errors import RegionError
+from flyt.shm import runs as frame_runs
 from flyt.shm.runs import Run
 
 log = logging.getLogger(__name__)
@@ -89,6 +92,9 @@ class Reclaimer:
         self._leaving = False
         self._sweeping = False
         self._suspects: frozenset[tuple[int, int]] = frozenset()  # frame, and who says to have it
+        self._locked = LockedFrames(
+            loop, served.split, lambda runs: self.submit(runs, lambda: None)
+        )
 
     # --- life ---
 
@@ -101,12 +107,16 @@ class Reclaimer:
             When that fails.
         """
         self._launch(zeroed=self._served.region.created)
+        _, locked = self._served.split([(0, self._ledger.page_count)])
+        for part in _parts(locked, self._ledger.page_count):
+            self._send(Spare(part))
         self._send(Format(self._served.epoch))
         limit = FORMAT_LIMIT + self._served.region.size / FORMAT_BYTES_PER_SECOND
         if not self._loop.turn_until(lambda: self._formatted is not None, limit):
             raise RegionError(f"{self._served.region.path} was not formatted within {limit:.0f} s")
         if self._formatted:
             raise RegionError(f"can't format {self._served.region.path}: {self._formatted}")
+        self._locked.add(self._ledger.quarantine(frame_runs.frames_of(locked)))
 
     def _launch(self, zeroed: bool = False) -> None:
         self._keeper = Child(
@@ -134,7 +144,9 @@ class Reclaimer:
         return self._keeper is not None and bool(self._waiting or self._in_flight)
 
     def leave(self, seconds: float) -> None:
-        """Finish what is to be reclaimed, for at most ``seconds``, and end the keeper."""
+        """Finish what is to be reclaimed, for at most ``seconds``, and end the keeper. Frames that
+        are still locked keep their bytes: the next daemon sees to them."""
+        self._locked.look()
         self._loop.turn_until(lambda: not self.busy, seconds)
         self._leaving = True
         if self._keeper is not None:
@@ -190,6 +202,10 @@ class Reclaimer:
             return
         self._waiting.append(_Job(collections.deque(parts), len(parts), then))
         self._feed()
+
+    def submit_unlocked(self, runs: Sequence[Run]) -> None:
+        """`submit`, but of frames that a process has locked only once it has let go of them."""
+        self._locked.add(runs)
 
     def sweep(self) -> None:
         """Look for frames that are in use by nobody we know; those seen twice are reclaimed."""

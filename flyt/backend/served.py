@@ -7,13 +7,16 @@ import logging
 import os
 import secrets
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 from flyt.backend.options import Options
 from flyt.errors import RegionError
+from flyt.shm import locks
 from flyt.shm.layout import MIN_PAGE_SIZE, Geometry, Superblock
 from flyt.shm.locks import epoch_mark
 from flyt.shm.region import MIN_SIZE, Region, free_space, resolve
+from flyt.shm.runs import Run
 from flyt.shm.runtime_dir import runtime_dir
 
 log = logging.getLogger(__name__)
@@ -61,6 +64,7 @@ class ServedRegion:
     def __init__(self, options: Options) -> None:
         self.region = _open(options)
         self.lock_file = ""
+        self._lock_fd = -1
         self._made_lock_file = False
         self._keep = options.keep_region
         self._lost = False
@@ -81,11 +85,9 @@ class ServedRegion:
         try:
             # One of an earlier daemon is used again: its clients may still hold frames there.
             self._made_lock_file = not os.path.exists(self.lock_file)
-            fd = os.open(self.lock_file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            try:
-                os.pwrite(fd, epoch_mark(self.epoch), 0)
-            finally:
-                os.close(fd)
+            flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC
+            self._lock_fd = os.open(self.lock_file, flags, 0o600)
+            os.pwrite(self._lock_fd, epoch_mark(self.epoch), 0)
         except OSError as exc:
             raise RegionError(f"can't make the lock file {self.lock_file}: {exc.strerror}") from exc
 
@@ -111,6 +113,10 @@ class ServedRegion:
             *("--region-size", str(self.region.size)),
             *("--page-size", str(self.geometry.page_size)),
         ]
+
+    def split(self, runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
+        """Divide frames into those that no process of this host has locked, and the others."""
+        return locks.split(self._lock_fd, runs)
 
     def is_whole(self) -> bool:
         """Whether the file still has its size. A shorter one kills whoever touches its end."""
@@ -149,6 +155,9 @@ class ServedRegion:
             self.region.unlink()
             if self._made_lock_file:
                 _unlink(self.lock_file)
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
         self.region.close()
 
 

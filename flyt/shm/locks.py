@@ -15,10 +15,12 @@ import os
 import struct
 import threading
 import weakref
+from collections.abc import Iterable
 from errno import EACCES, EAGAIN
 from pathlib import Path
 
 from flyt.errors import RegionError
+from flyt.shm.runs import Run
 
 _FLOCK = struct.Struct("@hhqqi4x")
 """``struct flock`` of 64-bit Linux: type, whence, start, length, pid (zero for these locks)."""
@@ -31,6 +33,43 @@ _MARK = struct.Struct("<8sQ")
 def epoch_mark(epoch: int) -> bytes:
     """The bytes that tell a region's lock file from others."""
     return _MARK.pack(b"flytlock", epoch)
+
+
+def split(fd: int, runs: Iterable[Run]) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
+    """Divide frames into those that nobody has locked, and those that somebody has.
+
+    Parameters
+    ----------
+    fd : int
+        The lock file, opened by itself: the locks of its own description don't count.
+    runs : iterable of Run
+
+    Raises
+    ------
+    RegionError
+        The file has no such locks.
+    """
+    unlocked: list[Run] = []
+    locked: list[Run] = []
+    todo = list(runs)[::-1]
+    while todo:
+        first, count = todo.pop()
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, first, count, 0)
+        try:
+            answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked)
+        except OSError as exc:
+            raise RegionError(f"can't look at the locks of frames: {exc.strerror}") from exc
+        kind, _, start, length, _ = _FLOCK.unpack(answer)
+        if kind == fcntl.F_UNLCK:
+            unlocked.append((first, count))
+            continue
+        # The kernel names one of the locks in the way, and not the lowest; length 0 has no end.
+        end = first + count
+        begin = max(first, start)
+        behind = min(end, start + length) if length else end
+        locked.append((begin, behind - begin))
+        todo += [(low, high - low) for low, high in ((behind, end), (first, begin)) if low < high]
+    return tuple(unlocked), tuple(locked)
 
 
 class FrameLocks:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections import Counter
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from flyt.errors import RegionError
@@ -85,13 +86,16 @@ class FrameTable:
         """What the superblock says now. Raises RegionError if it is unsound."""
         return Superblock.unpack(bytes(self._bytes[: SUPERBLOCK.size]), self.size)
 
-    def format(self, geometry: Geometry, epoch: int) -> None:
-        """Write a fresh superblock and an empty table: all frames FREE. The magic comes last."""
+    def format(self, geometry: Geometry, epoch: int, owned: Iterable[int] = ()) -> None:
+        """Write a fresh superblock and an empty table: all frames FREE but those that are still
+        ``owned``, by nobody who could be named. The magic comes last."""
         if geometry != self.geometry:
             raise RegionError(f"the table was mapped for {self.geometry}, not for {geometry}")
         data = Superblock(geometry, epoch).pack()
         self._words[MAGIC_OFFSET // _WORD] = 0
         self._bytes[_WORD:] = bytes(len(self._bytes) - _WORD)
+        for frame in owned:
+            self._states[frame] = FrameState.OWNED
         self._bytes[_WORD : len(data)] = data[_WORD:]
         self._words[MAGIC_OFFSET // _WORD] = int.from_bytes(data[:_WORD], "little")
 

@@ -143,6 +143,43 @@ def test_a_socket_that_a_dead_daemon_left(backend: Callable[..., Any], tmp_path:
     assert path.is_socket()
 
 
+def test_session_sockets_that_a_dead_daemon_left(
+    backend: Callable[..., Any], raw: Callable[[str], Any], tmp_path: Path
+) -> None:
+    endpoint = f"ipc://{tmp_path}/b.sock"
+    first = backend(size="4M", listen=[endpoint])
+    client = raw(endpoint)
+    left = tmp_path / client.greet().path
+    second = raw(endpoint)
+    second.greet()
+    assert left.is_socket()
+    first.kill()
+    client.close()
+    second.close()
+    # Nobody's session of this endpoint, whatever they look like.
+    others = [tmp_path / name for name in ("a.sock.0123456789abcdef", "b.sock.mine", "b.sock.123")]
+    for path in others:
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(str(path))
+    others.append(tmp_path / "b.sock.fedcba9876543210")
+    others[-1].write_text("a file")
+    successor = backend(size="4M", listen=[endpoint])
+    raw(endpoint).greet()
+    assert not left.exists()
+    successor.stop()
+    assert set(tmp_path.glob("?.sock*")) == set(others)
+
+
+def test_who_does_not_get_the_endpoint_leaves_its_sessions_alone(
+    backend: Callable[..., Any], raw: Callable[[str], Any], run: Run, tmp_path: Path
+) -> None:
+    endpoint = f"ipc://{tmp_path}/b.sock"
+    backend(size="4M", listen=[endpoint])
+    theirs = tmp_path / raw(endpoint).greet().path
+    refusal(run("--device", "emulated", "--listen", endpoint), "another flyt-backend")
+    assert theirs.is_socket()
+
+
 # --- what it starts with ------------------------------------------------------------------------
 
 

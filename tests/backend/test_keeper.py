@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from flyt.backend.options import Options
 from flyt.backend.reclaim import RESTARTS, Reclaimer
 from flyt.backend.served import ServedRegion
 from flyt.shm.layout import MAGIC, FrameState
+from flyt.shm.locks import FrameLocks
 from flyt.shm.table import FrameTable
 
 LIMIT = 20.0
@@ -121,6 +123,97 @@ def test_forged_states_are_cleaned_as_well(site: Site) -> None:
     site.table._states[0] = 0xFFFF_FFFF_FFFF_FFFF
     done = site.reclaim(1)
     site.until(lambda: done and is_clean(site, 0))
+
+
+def held_back(site: Site) -> Any:
+    """The locks of a client."""
+    return FrameLocks(site.served.lock_file, site.served.epoch)
+
+
+def test_a_dead_sessions_frames_keep_their_bytes_while_they_are_locked(site: Site) -> None:
+    with closing(held_back(site)) as first, closing(held_back(site)) as second:
+        site.grant(1, *range(10))
+        assert first.lock(6, 2)  # the younger lock lies lower, and the kernel names any
+        assert second.lock(2, 3)
+        site.reclaimer.submit_unlocked(site.ledger.release_all(1))
+        site.until(lambda: all(is_clean(site, frame) for frame in (0, 1, 5, 8, 9)))
+        site.until(lambda: not site.reclaimer.busy)
+
+        def keeps(*frames: int) -> bool:
+            owned = all(site.table.state(frame) == FrameState.OWNED for frame in frames)
+            return owned and all(site.peek(frame).startswith(b"secret") for frame in frames)
+
+        assert keeps(2, 3, 4, 6, 7)
+        assert site.ledger.reclaiming == 5
+        assert site.ledger.grant(2, [(2, 1)]) == (2,), "they are nobody's"
+        second.unlock(3, 1)
+        site.until(lambda: is_clean(site, 3))
+        assert keeps(2, 4, 6, 7)
+        site.table.set_state(6, FrameState.FREE)  # forged by who has it: nothing is gained
+        assert site.ledger.grant(2, [(6, 1)]) == (6,)
+    site.until(lambda: all(is_clean(site, frame) for frame in range(10)))
+    site.until(lambda: site.ledger.reclaiming == 0)
+
+
+def test_locked_frames_do_not_outlive_a_keeper(site: Site) -> None:
+    with closing(held_back(site)) as locks:
+        site.grant(1, 0, 1)
+        assert locks.lock(1, 1)
+        site.reclaimer.submit_unlocked(site.ledger.release_all(1))
+        site.until(lambda: is_clean(site, 0))
+        first = site.reclaimer.pid
+        os.kill(first, signal.SIGKILL)
+        site.until(lambda: site.reclaimer.pid not in (0, first))
+        assert site.peek(1).startswith(b"secret")
+    site.until(lambda: is_clean(site, 1))
+
+
+def test_what_is_unlocked_just_before_the_end_is_cleaned(site: Site) -> None:
+    with closing(held_back(site)) as locks:
+        site.grant(1, 0, 1)
+        assert locks.lock(0, 1)
+        site.reclaimer.submit_unlocked(site.ledger.release_all(1))
+        site.until(lambda: is_clean(site, 1) and not site.reclaimer.busy)
+    site.reclaimer.leave(LIMIT)  # the region may be kept
+    assert is_clean(site, 0)
+
+
+def test_sweeps_leave_locked_frames_of_the_dead(site: Site) -> None:
+    with closing(held_back(site)) as locks:
+        site.grant(1, 0)
+        assert locks.lock(0, 1)
+        site.reclaimer.submit_unlocked(site.ledger.release_all(1))
+        for _ in range(3):
+            site.reclaimer.sweep()
+            site.until(lambda: not site.reclaimer._sweeping and not site.reclaimer.busy)
+        assert site.peek(0).startswith(b"secret")
+
+
+def test_it_spares_what_is_locked_in_an_adopted_region(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLYT_RUNTIME_DIR", str(tmp_path))
+    path = tmp_path / "region"
+    path.write_bytes(MAGIC.to_bytes(8, "little") + b"\xa5" * (SIZE - 8))
+    first = ServedRegion(Options(listen=("ipc:///unused",), region=str(path), size=SIZE))
+    with closing(FrameLocks(first.lock_file, first.epoch)) as locks:
+        first.close()
+        assert locks.lock(3, 2)
+        assert locks.lock(9, 1)
+        site = Site(str(path))
+        try:
+            held = {3, 4, 9}
+            others = set(range(site.ledger.page_count)) - held
+            assert all(is_clean(site, frame) for frame in others)
+            for frame in held:
+                assert site.peek(frame) == b"\xa5" * site.served.geometry.page_size
+                assert site.table.state(frame) == FrameState.OWNED
+                assert site.ledger.grant(1, [(frame, 1)]) == (frame,)
+            locks.close()
+            site.until(lambda: all(is_clean(site, frame) for frame in held))
+            assert site.ledger.reclaiming == 0
+        finally:
+            site.close()
 
 
 def test_nothing_to_reclaim_is_done_at_once(site: Site) -> None:

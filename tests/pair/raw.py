@@ -119,6 +119,12 @@ class RegionView:
             if os.pread(self._region.fd, geometry.page_size, geometry.offset(frame)) != zeros
         ]
 
+    def holds(self, frame: int, value: int) -> bool:
+        """Whether each of the frame's bytes is this."""
+        geometry = self.table.geometry
+        data = os.pread(self._region.fd, geometry.page_size, geometry.offset(frame))
+        return data == bytes([value]) * geometry.page_size
+
     def __enter__(self) -> RegionView:  # noqa: PYI034 - typing.Self needs Python 3.11
         return self
 

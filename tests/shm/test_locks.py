@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import stat
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from flyt.errors import RegionError
-from flyt.shm.locks import FrameLocks
+from flyt.shm.locks import _FLOCK, FrameLocks, split
 
 HOLDER = """
 import os, sys, time
@@ -57,6 +58,24 @@ def test_all_or_none_between_two_descriptions(locks: FrameLocks, path: Path) -> 
         other.close()
         assert locks.lock(12, 1)
         assert locks.lock(0, 10)
+
+
+def test_who_looks_sees_all_locks_but_takes_none(locks: FrameLocks, path: Path) -> None:
+    with closing(FrameLocks(path)) as other, open(path, "rb") as looker:
+        fd = looker.fileno()
+        assert split(fd, [(0, 20), (30, 5)]) == (((0, 20), (30, 5)), ())
+        assert other.lock(12, 3)
+        assert locks.lock(2, 2)
+        assert locks.lock(15, 1)
+        assert locks.lock(19, 12)
+        unlocked, locked = split(fd, [(40, 2), (0, 20), (30, 5)])
+        assert unlocked == ((40, 2), (0, 2), (4, 8), (16, 3), (31, 4))
+        assert sorted(locked) == [(2, 2), (12, 3), (15, 1), (19, 1), (30, 1)]
+        assert locks.lock(0, 2), "a look holds nothing"
+        assert split(fd, [(12, 1), (13, 1)]) == ((), ((12, 1), (13, 1)))
+        whole = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 50, 0, 0)  # length 0: to the end
+        fcntl.fcntl(other._fd, fcntl.F_OFD_SETLK, whole)
+        assert split(fd, [(45, 10)]) == (((45, 5),), ((50, 5),))
 
 
 def test_one_object_does_not_take_a_frame_twice(locks: FrameLocks) -> None:
