@@ -177,3 +177,17 @@ def test_a_client_may_die_with_commands_held(one_backend: Any) -> None:
     with RawClient(one_backend.endpoint) as client:
         assert client.attach_inline().status == 0
         assert eventually(lambda: client.call(m.MemInfo, 0).values[0] > free)
+
+
+@pytest.mark.emulated_only(reason="injected faults")
+def test_a_copy_that_the_device_refuses_gives_its_place_back(backend: Callable[..., Any]) -> None:
+    faults = ",".join(f"fault=copy:999:{number + 1}" for number in range(SLOTS + 1))
+    with RawClient(backend(device_options=faults).endpoint) as client:
+        assert client.attach_inline().status == 0
+        block = client.malloc(CHUNK)
+        for _ in range(SLOTS + 1):
+            assert client.call(m.Push, block, 1, payload=b"x").status == 999
+        unknown = m.FIRST_STREAM + 9
+        for _ in range(SLOTS + 1):
+            assert client.call(m.Push, block, 1, unknown, payload=b"x").status == 400
+        assert client.call(m.Push, block, 1, payload=b"x").status == 0
