@@ -53,10 +53,6 @@ class Answers:
         self._taken = taken
         self._told = max(self._told, taken - unanswered)
 
-    def give_sign(self) -> None:
-        """Tell that the session lives, though it takes no commands."""
-        self._say(m.Credit(self._taken))
-
     def give(
         self,
         number: int,

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from flyt.backend.blocks import Block
+from flyt.backend.completions import Finished
 from flyt.backend.devices.base import Device, Handle
 from flyt.errors import DeviceError, ProtocolError
 from flyt.rpc import messages as m
@@ -151,8 +152,16 @@ class OnStream(Protocol):
     def stream(self) -> int: ...
 
 
-def put(session: Session, command: OnStream, size: int, blocks: list[Block], issue: Issue) -> None:
-    """Put work with checked memory on the command's stream, and answer when it is done."""
+def put(
+    session: Session,
+    command: OnStream,
+    size: int,
+    blocks: list[Block],
+    issue: Issue,
+    done: Finished | None = None,
+) -> None:
+    """Put work with checked memory on the command's stream, and answer when it is done, if not told
+    what to do then."""
     holdings, streams = session.holdings, session.holdings.streams
     stream = streams.get(command.stream)
     brief = size <= BRIEF_BYTES
@@ -164,7 +173,10 @@ def put(session: Session, command: OnStream, size: int, blocks: list[Block], iss
     others = streams.across(stream, {block.device for block in blocks})
     issue(stream.device, handle)
     streams.behind(others, stream)
-    session.complete(command.id, [stream], brief=brief)
+    if done is None:
+        session.complete(command.id, [stream], brief=brief)
+    else:
+        holdings.when_done([stream], done, brief=brief)
 
 
 def push(session: Session, command: m.Push, payload: list[bytes]) -> None:
@@ -172,34 +184,25 @@ def push(session: Session, command: m.Push, payload: list[bytes]) -> None:
     if len(payload) != 1 or len(payload[0]) != size:
         raise ProtocolError("a PUSH whose payload is not of the size it names")
     block = session.holdings.blocks.find(address, size)
-    slot = slot_for(session, size)
-    memory.view(slot, size)[:] = payload[0]
-    inline(session, command, size, block, lambda d, s: d.copy(address, slot, size, s), slot)
+
+    def issue(slot: int, device: Device, handle: Handle) -> None:
+        device.copy(address, slot, size, handle)
+
+    inline(session, command, size, block, issue, payload[0])
 
 
 def pull(session: Session, command: m.Pull, _: list[bytes]) -> None:
     address, size = command.address, command.size
     block = session.holdings.blocks.find(address, size)
-    slot = slot_for(session, size)
 
-    def issue(device: Device, handle: Handle) -> None:
+    def issue(slot: int, device: Device, handle: Handle) -> None:
         device.copy(slot, address, size, handle)
 
-    inline(session, command, size, block, issue, slot, answers=True)
+    inline(session, command, size, block, issue)
 
 
 class Stall(Exception):
     """A command can't be taken yet: it is tried again after the next completion."""
-
-
-def slot_for(session: Session, size: int) -> int:
-    """A slot of the bounce buffer for ``size`` bytes."""
-    if not 0 < size <= m.INLINE_CHUNK:
-        raise ProtocolError(f"an inline payload of {size} bytes; 1 to {m.INLINE_CHUNK} are allowed")
-    slot = session.holdings.bounce_buffer().take()
-    if slot is None:
-        raise Stall
-    return slot
 
 
 def inline(
@@ -207,17 +210,23 @@ def inline(
     command: OnStream,
     size: int,
     block: Block,
-    issue: Issue,
-    slot: int,
-    *,
-    answers: bool = False,
+    issue: Callable[[int, Device, Handle], None],
+    payload: bytes | None = None,
 ) -> None:
-    """Run one copy through a bounce slot; with ``answers`` its bytes are the answer's payload."""
-    bounce = session.holdings.bounce_buffer()
-    streams = session.holdings.streams
+    """Run one copy through a slot of the bounce buffer, whose address ``issue`` gets first: of the
+    payload, or without one of the bytes that become the answer's."""
+    if not 0 < size <= m.INLINE_CHUNK:
+        raise ProtocolError(f"an inline payload of {size} bytes; 1 to {m.INLINE_CHUNK} are allowed")
+    holdings = session.holdings
+    stream, bounce = holdings.streams.get(command.stream), holdings.bounce_buffer()
+    slot = bounce.take()
+    if slot is None:
+        raise Stall
+    if payload is not None:
+        memory.view(slot, size)[:] = payload
 
     def done(code: int) -> None:
-        data = bytes(memory.view(slot, size)) if answers and not code else None
+        data = bytes(memory.view(slot, size)) if payload is None and not code else None
         bounce.give(slot)
         if code:
             session.fail(command.id, DeviceError(code, "an inline copy failed"))
@@ -225,15 +234,11 @@ def inline(
             session.answer(command.id, payload=data)
 
     try:
-        stream = streams.get(command.stream)
-        handle = streams.use(stream)
-        session.holdings.wait_for_birth(stream, [block])
-        issue(stream.device, handle)
-    except DeviceError:
-        bounce.give(slot)
+        put(session, command, size, [block], lambda d, s: issue(slot, d, s), done)
+    except DeviceError:  # perhaps behind the copy
+        holdings.when_done([stream], lambda _: bounce.give(slot))
         raise
-    session.holdings.moved += size
-    session.holdings.when_done([stream], done)
+    holdings.moved += size
 
 
 def mem_info(session: Session, command: m.MemInfo, _: list[bytes]) -> None:

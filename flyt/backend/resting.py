@@ -20,8 +20,8 @@ IN_VAIN_MS = 1
 without end costs at most a thousand wake-ups a second. No ring is lost: an eventfd keeps it."""
 
 FULL_MS = 5
-"""A client that does not read its replies is looked at so often, in milliseconds; nothing wakes the
-thread when it reads."""
+"""A client whose commands are not read is looked at so often, in milliseconds: mostly it does not
+read its replies, and nothing wakes the thread when it does."""
 
 
 class Resting:
@@ -121,9 +121,9 @@ class Resting:
         return not (self._wire.has_rings or is_polite()) and time.monotonic() < self._until
 
     def for_room(self, *, busy: bool) -> None:
-        """Until a command that was put off can be taken, or the client has read its replies."""
+        """Until there may be room for another command, or for replies. Nothing is received here."""
         wire = self._wire
         self.has_slept = True
-        self._deaf.poll(0 if busy else FULL_MS if wire.is_full else None)
+        self._deaf.poll(0 if busy else FULL_MS)
         wire.look_for_end()
         wire.push()

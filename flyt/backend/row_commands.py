@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from flyt.backend.blocks import Block
 from flyt.backend.devices.base import Device, Handle, Row
-from flyt.backend.memory_commands import inline, put, slot_for
+from flyt.backend.memory_commands import inline, put
 from flyt.errors import DeviceError, ProtocolError
 from flyt.rpc import messages as m
-from flyt.shm import memory
 
 if TYPE_CHECKING:
     from flyt.backend.session import Session
@@ -68,25 +67,22 @@ def push_rows(session: Session, command: m.PushRows, payload: list[bytes]) -> No
     rows, block, size = _inline_rows(session, command)
     if len(payload) != 1 or len(payload[0]) != size:
         raise ProtocolError("a PUSH_ROWS whose payload is not of the size it names")
-    slot = slot_for(session, size)
-    memory.view(slot, size)[:] = payload[0]
 
-    def issue(device: Device, handle: Handle) -> None:
+    def issue(slot: int, device: Device, handle: Handle) -> None:
         packed = Row(slot, command.width)
         device.copy_rows(rows, packed, command.width, command.height, handle)
 
-    inline(session, command, size, block, issue, slot)
+    inline(session, command, size, block, issue, payload[0])
 
 
 def pull_rows(session: Session, command: m.PullRows, _: list[bytes]) -> None:
     rows, block, size = _inline_rows(session, command)
-    slot = slot_for(session, size)
 
-    def issue(device: Device, handle: Handle) -> None:
+    def issue(slot: int, device: Device, handle: Handle) -> None:
         packed = Row(slot, command.width)
         device.copy_rows(packed, rows, command.width, command.height, handle)
 
-    inline(session, command, size, block, issue, slot, answers=True)
+    inline(session, command, size, block, issue)
 
 
 def _inline_rows(session: Session, command: m.PushRows | m.PullRows) -> tuple[Row, Block, int]:

@@ -27,6 +27,7 @@ from flyt.backend.ending import Drain, Ended
 from flyt.backend.handlers import HANDLERS
 from flyt.backend.holdings import Holdings
 from flyt.backend.inbox import Inbox
+from flyt.backend.line import Line
 from flyt.backend.memory_commands import Stall
 from flyt.backend.orders import Closed, Granted, Open, Opened, Paused, Reclaimed
 from flyt.backend.plain import PlainCommands
@@ -73,7 +74,6 @@ class Session(threading.Thread):
         self.requests: dict[int, Callable[[Granted | Reclaimed], None]] = {}
         self.proof = int.from_bytes(os.urandom(8), "little")
         self._request = self._bye = 0  # numbers: of our last request, of the command Bye
-        self._held: list[list[bytes]] = []  # the command that could not be taken yet, if any
         self._deadline = time.monotonic() + ATTACH_SECONDS
         self.plain: PlainCommands | None = None
         self._wire: Wire | None = None
@@ -138,17 +138,16 @@ class Session(threading.Thread):
             return
         bell = self.services.bell(self.order.bell)
         wire = self._wire = Wire(listener, functools.partial(admits, self.order), bell)
-        answers = self._answers = Answers(wire)
+        line, answers = Line(wire), Answers(wire)
+        self._answers = answers
         plain = self.plain = PlainCommands(self, wire, answers)
         rest = Resting(listener, wire, self._inbox.fileno(), plain.serve)
-        self._suspension = Suspension(
-            self, self._inbox, wire, listener.pollables[1], answers, self._held
-        )
+        self._suspension = Suspension(self, self._inbox, wire, listener.pollables[1], answers, line)
         where = listener.endpoint
         self.services.tell(Opened(self.id, where.port, os.path.basename(where.path), ""))
         reason = "unknown"
         try:
-            self._serve(rest, wire, answers)
+            self._serve(rest, wire, line, answers)
         except Ended as exc:
             reason = str(exc)
         except Exception as exc:  # a fault of ours ends this session, never the worker's others
@@ -173,12 +172,13 @@ class Session(threading.Thread):
         if self._own is not None:
             self._own.close()
 
-    def _serve(self, rest: Resting, wire: Wire, answers: Answers) -> None:
+    def _serve(self, rest: Resting, wire: Wire, line: Line, answers: Answers) -> None:
         while True:
             try:
                 told = self.holdings.told
-                self._again()
-                took = self._take_commands(wire, answers)
+                if line.held is not None:
+                    line.held = self.execute(line.held)
+                took = self._take_commands(wire, line, answers)
                 if self._inbox or rest.has_slept:
                     rest.has_slept = False
                     took = self._inbox.run() or took
@@ -188,32 +188,29 @@ class Session(threading.Thread):
                 if wire.gone:
                     raise Ended("the client's connection ended")
                 took = took or self.holdings.told != told
-                if not self._held and not wire.is_full:
-                    waiting = self.holdings.waiting > 0
+                held = line.held is not None
+                if wire.is_full or line.is_full:
+                    if not took:  # else there may be room by now
+                        rest.for_room(busy=busy)
+                elif not (took if held else line):
+                    waiting = held or self.holdings.waiting > 0
                     patience_ms = self._patience_ms()
                     rest.for_command(took, busy=busy, waiting=waiting, patience_ms=patience_ms)
-                elif not took:  # else there may be room by now for the command that was put off
-                    rest.for_room(busy=busy)
             except ProtocolError as exc:
                 self._protocol_error(0, exc)
 
-    def _take_commands(self, wire: Wire, answers: Answers) -> bool:
+    def _take_commands(self, wire: Wire, line: Line, answers: Answers) -> bool:
         """Take what has come, up to a turn's share; whether there was anything."""
         if not wire.has_rings:
             wire.look_for_end()
         for taken in range(_MESSAGES_A_TURN):
-            if self._held or wire.is_full or (frames := wire.receive()) is None:
+            if (frames := line.next()) is None:
                 return taken > 0
             answers.take()
-            self._execute(frames)
-            if self.holdings.has_news or not wire.may_have_more:
+            line.held = self.execute(frames) or line.held
+            if self.holdings.has_news or not (line or wire.may_have_more):
                 return True
         return True
-
-    def _again(self) -> None:
-        """Try the command that could not be taken."""
-        if self._held:
-            self._execute(self._held.pop())
 
     def _patience_ms(self) -> int | None:
         """How long to sleep at most: for ever once the client has attached."""
@@ -226,7 +223,8 @@ class Session(threading.Thread):
 
     # --- commands ---
 
-    def _execute(self, frames: list[bytes]) -> None:
+    def execute(self, frames: list[bytes]) -> list[bytes] | None:
+        """Do a command that was taken; the command itself when it can't be done yet."""
         number = 0
         try:
             command = m.COMMANDS.decode(frames[0] if frames else b"")
@@ -234,13 +232,14 @@ class Session(threading.Thread):
             self._check_attached(command)
             HANDLERS[type(command)](self, command, frames[1:])
         except Stall:
-            self._held.append(frames)
+            return frames
         except ProtocolError as exc:
             self._protocol_error(number, exc)
         except DeviceError as exc:
             self.fail(number, exc)
         except RegionError as exc:
             self.answer(number, m.Status.FRAMES_REFUSED, text=str(exc))
+        return None
 
     def _protocol_error(self, number: int, exc: ProtocolError) -> NoReturn:
         if self._answers is not None:

@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Suspension`: what a session's thread does between `Suspend` and `Resume`.
 
-It ends the work in flight, has the process's GPU state moved to host memory, and then only holds
-what the client says. Commands are received, since libzmq reads no heartbeats behind messages that
-nobody takes, but they give no credit back, so an honest client stops by itself. When the first has
-waited too long all that are there are refused. After the resumption the session goes on where it
-was.
+It ends the work in flight, has the process's GPU state moved to host memory, and then only has
+commands wait in line (`flyt.backend.line`). When the first has waited too long all that are there
+are refused. After the resumption the session goes on where it was.
 """
 
 from __future__ import annotations
 
-import collections
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +19,7 @@ from flyt.backend.answers import Answers
 from flyt.backend.devices.codes import OPERATING_SYSTEM, SYSTEM_NOT_READY
 from flyt.backend.ending import Drain, Ended
 from flyt.backend.inbox import Inbox
+from flyt.backend.line import MOST, Line
 from flyt.backend.orders import Paused
 from flyt.backend.wire import Wire
 from flyt.errors import DeviceError
@@ -37,14 +35,6 @@ meanwhile. Who has longer kernels asks again."""
 STEP_MS = 100
 """How often a suspended session looks for commands; nothing else it does is frequent."""
 
-MOST_HELD = m.CREDITS + 32
-"""Commands that are held: who sends more has sent what it had no credit for, and its connection
-ends for want of heartbeats."""
-
-SIGN_SECONDS = 0.25
-"""Part of a heartbeat (or second, without any) after which a client that waits hears that its
-session lives: it would give up on one that says nothing."""
-
 
 class Suspension:
     """Of one session. Called on its thread, from its inbox, which is run in here as well.
@@ -57,8 +47,7 @@ class Suspension:
     monitor : zmq.Socket
         Has input when the connection has ended.
     answers : Answers
-    stalled : list
-        The command that was taken before and could not be done yet, if there is one.
+    line : Line
 
     Attributes
     ----------
@@ -73,17 +62,15 @@ class Suspension:
         wire: Wire,
         monitor: zmq.Socket[bytes],
         answers: Answers,
-        stalled: list[list[bytes]],
+        line: Line,
     ) -> None:
         self._session = session
         self._services = session.services
         self._inbox = inbox
         self._wire = wire
         self._answers = answers
-        self._stalled = stalled
-        self._line: collections.deque[list[bytes]] = collections.deque()
+        self._line = line
         self._wanted_back = False
-        self._sign_at = 0.0
         self._poller = zmq.Poller()
         for source in (monitor, inbox.fileno()):
             self._poller.register(source, zmq.POLLIN)
@@ -117,8 +104,6 @@ class Suspension:
                 self._suspended(patience)
             finally:
                 reaper.go_on()
-        self._wire.put_back(self._line)
-        self._line.clear()
 
     def finish(self) -> None:
         """Resume. What comes of it is told."""
@@ -142,7 +127,7 @@ class Suspension:
                 return False
             drain.turn(STEP_MS)
             self._look_for_end()
-            self._hold()
+            self._attend()
             if drain.is_done and self._session.requests:  # else it has waited, or need not
                 self._poller.poll(STEP_MS)
         return True
@@ -191,27 +176,21 @@ class Suspension:
         return outcome[0] if outcome else DeviceError(OPERATING_SYSTEM, "a fault of Flyt's own")
 
     def _attend(self) -> bool:
-        """Hold what the client says, and tell it that the session lives; whether it waits."""
-        waits, now = self._hold(), time.monotonic()
-        if waits and now >= self._sign_at and not self._wire.is_full:
-            self._answers.give_sign()
-            self._sign_at = now + self._sign_seconds()
+        """Receive what has come, and do of it only what is ordered with nothing; whether a command
+        waits."""
+        for _ in range(MOST):
+            if (frames := self._line.unordered()) is None:
+                break
+            self._answers.take()
+            self._session.execute(frames)
+        self._answers.tell()
         self._wire.push()
-        return waits
-
-    def _hold(self) -> bool:
-        """Receive what has come, but do nothing of it; whether a command waits."""
-        while len(self._line) < MOST_HELD and (frames := self._wire.receive()) is not None:
-            self._line.append(frames)
-        return bool(self._stalled or self._line)
+        return bool(self._line.held or self._line)
 
     def _refuse(self, error: DeviceError) -> None:
         """Answer the commands that are there with an error, but for a goodbye."""
-        while self._stalled or self._line:
-            if self._stalled:
-                frames = self._stalled.pop()
-            else:
-                frames = self._line.popleft()
+        for frames, taken in self._line.drop():
+            if not taken:
                 self._answers.take()
             command = m.COMMANDS.decode(frames[0] if frames else b"")
             if isinstance(command, m.Bye):
@@ -234,9 +213,6 @@ class Suspension:
         self._wire.look_for_end()
         if self._wire.gone:
             raise Ended("the client's connection ended")
-
-    def _sign_seconds(self) -> float:
-        return SIGN_SECONDS * (self._services.heartbeat_ms / 1000 or 1.0)
 
     def _error(self, seconds: float) -> DeviceError:
         return DeviceError(

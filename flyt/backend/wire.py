@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import zmq
 
@@ -86,7 +86,6 @@ class Wire:
         self._held: list[bytes] | None = None
         self._announced_at = 0.0
         self._look_at = 0.0
-        self._returned: collections.deque[list[bytes]] = collections.deque()
         self._unsent: collections.deque[tuple[bytes, list[Payload]]] = collections.deque()
         self._owed: collections.deque[list[Payload]] = collections.deque()
         self._room = 0
@@ -127,7 +126,7 @@ class Wire:
     @property
     def is_quiet(self) -> bool:
         """Whether the ring has all there is: nothing waits here, or is on its way by the socket."""
-        waits = self._announced_at or self._returned or self._held is not None
+        waits = self._announced_at or self._held is not None
         return self._commands is not None and not (waits or self.is_full)
 
     def kick(self) -> None:
@@ -135,10 +134,6 @@ class Wire:
         self._send([m.KICK])
 
     # --- in ---
-
-    def put_back(self, commands: Iterable[list[bytes]]) -> None:
-        """Commands that were received and not looked at: `receive` gives them once more, first."""
-        self._returned.extend(commands)
 
     def receive(self) -> list[bytes] | None:
         """The next command's frames, or None; never waits.
@@ -148,8 +143,6 @@ class Wire:
         ProtocolError
             The ring is damaged, or a command came past it.
         """
-        if self._returned:
-            return self._returned.popleft()
         commands = self._commands
         if commands is None:
             return self._from_socket()
@@ -177,8 +170,7 @@ class Wire:
     def may_have_more(self) -> bool:
         """After `receive` gave something: whether it is worth calling again at once."""
         commands = self._commands
-        waits = self._held is not None or bool(self._returned)
-        return commands is None or commands.has_more or waits
+        return commands is None or commands.has_more or self._held is not None
 
     def _past_the_ring(self) -> list[bytes] | None:
         frames, self._held = self._held, None
@@ -309,8 +301,6 @@ class Wire:
 
     def fall_asleep(self) -> bool:
         """Ask to be woken by the socket; False when there is something already."""
-        if self._returned:
-            return False
         if self._commands is None:
             return True
         return self._held is None and self._commands.fall_asleep()

@@ -13,7 +13,7 @@ import pytest
 import flyt
 import flyt as cudart
 from flyt.rpc import messages as m
-from tests.pair.raw import LIMIT, RawClient, RegionView, eventually
+from tests.pair.raw import LIMIT, RawClient, RegionView, eventually, hear
 
 H2D = cudart.cudaMemcpyKind.cudaMemcpyHostToDevice
 D2D = cudart.cudaMemcpyKind.cudaMemcpyDeviceToDevice
@@ -39,6 +39,28 @@ def test_brief_work_is_answered_before_long_work_behind_it(
         assert eventually(lambda: "CopyIn" not in flying(), LIMIT)
         assert flying() == ["CopyOn"], "the brief copy was answered with the long one"
         assert cudart.cudaStreamSynchronize(stream) == (0,)
+
+
+@pytest.mark.emulated_only(reason="slowed copies")
+def test_brief_work_is_answered_before_an_inline_copy_behind_it(
+    backend: Callable[..., Any],
+) -> None:
+    """Told together they would be one row of numbers, in one message."""
+    served = backend(device_options="bandwidth=0.01")  # the inline copy takes 0.1 s
+    with RawClient(served.endpoint) as client:
+        assert client.attach_inline().status == 0
+        block = client.malloc(m.INLINE_CHUNK)
+        assert client.call(m.StreamCreate, m.FIRST_STREAM, 0, 1, 0).status == 0
+        for _ in range(8):
+            fill = client.post(m.Memset, block, 1, 512, m.FIRST_STREAM)
+            copy = client.post(
+                m.Push, block, m.INLINE_CHUNK, m.FIRST_STREAM, payload=bytes(m.INLINE_CHUNK)
+            )
+            frames = hear(client.dialer)
+            assert frames is not None
+            told = m.REPLIES.decode(frames[0])
+            assert (told.first, told.count) == (fill, 1)
+            assert client.answer(copy).status == 0
 
 
 @pytest.mark.emulated_only(reason="slowed copies")

@@ -30,6 +30,7 @@ CLIENT = """
 import sys, time
 import numpy as np
 import flyt, flyt as cudart
+from flyt.frontend.api.callbacks import launch
 SIZE = int(sys.argv[1])
 K = cudart.cudaMemcpyKind
 H2D, D2H = K.cudaMemcpyHostToDevice, K.cudaMemcpyDeviceToHost
@@ -69,6 +70,10 @@ for line in sys.stdin:
             must(cudart.cudaMemcpyAsync(device, pinned, 4096, H2D, stream))
         must(cudart.cudaStreamSynchronize(stream))
         said = "done"
+    elif word == "function":  # that goes on for a while
+        launch(stream, lambda _: time.sleep(4))
+        must(cudart.cudaMemcpyAsync(device, pinned, pinned.nbytes, H2D, stream))
+        said = "launched"
     elif word == "free":
         said = str(must(cudart.cudaMemGetInfo()))
     elif word == "try":
@@ -143,6 +148,17 @@ def test_a_call_waits_and_then_finds_all_as_it_was(
     assert said == "right"
     assert float(seconds) > HELD, "it waited"
     assert client.does("work") == "done"
+    assert client.does("check") == "right"
+
+
+def test_a_host_function_ends_while_its_session_is_being_suspended(
+    served: Any, started: Callable[[Any], Client]
+) -> None:
+    """Work in flight waits for it, and the suspension for that work."""
+    client = started(served)
+    assert client.does("function") == "launched"
+    change(served, "suspend", client)
+    change(served, "resume", client)
     assert client.does("check") == "right"
 
 

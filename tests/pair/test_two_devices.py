@@ -15,6 +15,9 @@ import flyt
 import flyt as cudart
 from flyt.frontend import current
 from flyt.frontend.api.callbacks import launch
+from flyt.frontend.ways import InlineWay
+from flyt.rpc import messages as m
+from tests.pair.raw import SOON, eventually
 
 K = cudart.cudaMemcpyKind
 D2H, D2D = K.cudaMemcpyDeviceToHost, K.cudaMemcpyDeviceToDevice
@@ -75,6 +78,38 @@ def test_a_peer_copy_is_in_both_devices_order(two: flyt.Session) -> None:
     ok(cudart.cudaMemcpyPeerAsync(second, 1, first, 0, SIZE, stream))
     ok(cudart.cudaStreamSynchronize(stream))
     assert (read(second) == 7).all()
+
+
+def test_inline_bytes_are_in_both_devices_order(
+    two: flyt.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of the legacy stream into another device's memory, where no memory is shared."""
+    way = InlineWay(two.connection, m.INLINE_CHUNK, two.counts)
+    monkeypatch.setattr(two.transfers, "_way", way)
+    data = np.full(m.INLINE_CHUNK, 7, np.uint8)
+    ok(cudart.cudaSetDevice(1))
+    second = ok(cudart.cudaMalloc(data.size))
+    blocking, go = ok(cudart.cudaStreamCreate()), threading.Event()
+    launch(blocking, lambda _: go.wait(LIMIT) and None)
+    ok(cudart.cudaMemsetAsync(second, 5, data.size, blocking))
+    ok(cudart.cudaSetDevice(0))
+
+    def function_returns() -> None:
+        eventually(under_way, SOON)  # the copy, which waits for it
+        go.set()
+
+    opener = threading.Thread(target=function_returns)
+    opener.start()
+    ok(cudart.cudaMemcpyAsync(second, data, data.size, K.cudaMemcpyHostToDevice, 0))
+    opener.join(LIMIT)
+    for device in (1, 0):
+        ok(cudart.cudaSetDevice(device))
+        ok(cudart.cudaDeviceSynchronize())
+    assert (read(second, data.size) == 7).all(), "device 1's blocking stream came first"
+
+
+def under_way() -> bool:
+    return any(command.name.startswith("Push") for command in flyt.inflight())
 
 
 def test_rows_and_boxes_across(two: flyt.Session) -> None:
