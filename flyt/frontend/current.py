@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 
-from flyt.errors import DeviceError, FlytError
+from flyt.errors import DeviceError, FlytError, SessionLost
 from flyt.frontend.express import Express
 from flyt.frontend.lost import Lost
 from flyt.frontend.session import Session
@@ -85,7 +85,7 @@ def connect(
         _again, _unavailable, _forked = None, None, False
         thread.device = thread.last_error = 0
         try:
-            _session = Session(Settings.read(endpoint, region, key, server_key))
+            _session = _made(Settings.read(endpoint, region, key, server_key))
         except FlytError as exc:
             _unavailable = f"{exc} (flyt.connect() tries again)"
             raise
@@ -122,12 +122,20 @@ def current() -> Session:
             if _unavailable is not None:
                 raise DeviceError(NO_DEVICE, _unavailable)
             try:
-                _session = Session(_again or Settings.read())
+                _session = _made(_again or Settings.read())
             except FlytError as exc:
                 _unavailable = f"{exc} (flyt.connect() tries again)"
                 log.error("no CUDA device: %s", exc)
                 raise DeviceError(NO_DEVICE, _unavailable) from exc
         return _session
+
+
+def _made(settings: Settings) -> Session:
+    """A new session; what the system refuses, descriptors for one, is a FlytError too."""
+    try:
+        return Session(settings)
+    except OSError as exc:
+        raise SessionLost(f"this process can't make a session: {exc}") from exc
 
 
 def reset() -> None:
