@@ -276,8 +276,11 @@ class Connection:
         )  # fmt: skip
         if pending is None and reply.status == m.Status.PROTOCOL:
             self._lose(DEVICES_UNAVAILABLE, f"the backend ended the session: {reply.text}")
-        elif pending is not None and pending.posted and reply.status and self.deferred is None:
-            self.deferred = DeviceError(reply.status, reply.text or pending.name)
+        elif pending is not None and reply.status:
+            if pending.posted and self.deferred is None:
+                self.deferred = DeviceError(reply.status, reply.text or pending.name)
+            elif not pending.posted and self.deferred and self.deferred.code == reply.status:
+                self.deferred = None  # the caller hears of it now, and once is enough
 
     def succeeded(self, taken: int, first: int, count: int) -> None:
         """Under the lock: the answer to ``count`` commands from number ``first`` on has come."""

@@ -240,6 +240,20 @@ def test_an_asynchronous_error_surfaces_once_at_a_later_call(
     ok(cudart.cudaDeviceSynchronize())
 
 
+@pytest.mark.emulated_only(reason="injects a fault into a fill")
+def test_an_asynchronous_error_is_not_reported_twice(
+    backend: Callable[..., Any], connect: Callable[..., flyt.Session]
+) -> None:
+    """The fill and the copy behind it may share the device's mark: then both are answered so."""
+    connect(backend(device_options="fault=fill:999:2:async"))
+    device, target = made(cudart.cudaMalloc(100)), np.zeros(100, np.uint8)
+    ok(cudart.cudaMemset(device, 1, 100))
+    copied = cudart.cudaMemcpy(target, device, 100, D2H)
+    assert sorted([copied[0], cudart.cudaDeviceSynchronize()[0]]) == [0, 999]
+    ok(cudart.cudaMemcpy(target, device, 100, D2H))
+    ok(cudart.cudaDeviceSynchronize())
+
+
 BUSY_CLIENT = """
 import sys, numpy as np, flyt
 source = flyt.pinned_empty(100_000, np.uint8)
