@@ -29,10 +29,24 @@ class _ThreadState(threading.local):
 
     last_error = 0
     last_failure = ""
-    device = 0
+    _device = 0
+    _of = 0
+
+    @property
+    def device(self) -> int:
+        """The current one; 0 again after a `connect`, in whatever thread: the new backend may have
+        fewer."""
+        return self._device if self._of == _connects else 0
+
+    @device.setter
+    def device(self, ordinal: int) -> None:
+        self._device, self._of = ordinal, _connects
 
 
 thread = _ThreadState()
+
+_connects = 0
+"""Calls of `connect` so far. A session after `reset` has the devices of the one before."""
 
 _lock = threading.Lock()
 _session: Session | None = None
@@ -77,13 +91,14 @@ def connect(
     FlytError
         There is no backend, or it refused; the message says why and what to do.
     """
-    global _session, _again, _unavailable, _forked  # noqa: PLW0603 - a new start
+    global _session, _again, _unavailable, _forked, _connects  # noqa: PLW0603 - a new start
     with _lock:
         old, _session = _session, None
         if old is not None:
             old.close()
         _again, _unavailable, _forked = None, None, False
-        thread.device = thread.last_error = 0
+        _connects += 1
+        thread.last_error = 0
         try:
             _session = _made(Settings.read(endpoint, region, key, server_key))
         except FlytError as exc:
