@@ -421,3 +421,30 @@ def test_public_exceptions_pickle() -> None:
         one = error(2, "why") if error is flyt.DeviceError else error("why")
         again = pickle.loads(pickle.dumps(one))
         assert (type(again), again.args, str(again)) == (error, one.args, str(one))
+
+
+@pytest.mark.parametrize(
+    ("width", "height"), [(1 << 40, 1 << 40), ((1 << 64) - 1, 1), (1 << 33, 1 << 31), (1 << 62, 1)]
+)
+def test_pitched_memory_that_can_not_be(session: flyt.Session, width: int, height: int) -> None:
+    """Also where its size is no number of 64 bits."""
+    refused = cudart.cudaError_t.cudaErrorMemoryAllocation
+    assert cudart.cudaMallocPitch(width, height) == (refused, None, None)
+    assert cudart.cudaMalloc3D(cudart.make_cudaExtent(width, height, 1)) == (refused, None)
+    assert cudart.cudaMalloc3D(cudart.make_cudaExtent(width, 1, height)) == (refused, None)
+    error, address, pitch = cudart.cudaMallocPitch(100, 10)
+    assert (int(error), pitch >= 100) == (0, True)
+    assert int(cudart.cudaFree(address)[0]) == 0
+
+
+TOO_MUCH = """
+from flyt import driver as d
+d.cuInit(0)
+d.cuCtxPushCurrent(d.cuDevicePrimaryCtxRetain(0)[1])
+print(d.cuMemAllocPitch(1 << 40, 1 << 40, 4)[0].name, d.cuMemAllocPitch((1 << 64) - 1, 1, 4)[0].name)
+"""
+
+
+def test_the_driver_face_has_no_such_memory(one_backend: Any, run_client: Any) -> None:
+    done = run_client(TOO_MUCH, one_backend)
+    assert done.stdout.split() == ["CUDA_ERROR_OUT_OF_MEMORY"] * 2, done.stderr

@@ -13,9 +13,9 @@ from flyt.frontend.api.convention import INVALID_VALUE, Answer, cuda
 from flyt.frontend.api.copies import ACCESSIBLE, check_kind, checked_places, finish, queue_of
 from flyt.frontend.api.handles import stream_of
 from flyt.frontend.current import thread
-from flyt.frontend.hostmem import HostArgument, pointer, size_t
+from flyt.frontend.hostmem import ADDRESS_BITS, HostArgument, pointer, size_t
 from flyt.frontend.pointers import Place
-from flyt.frontend.streams import LEGACY
+from flyt.frontend.streams import LEGACY, MEMORY_ALLOCATION
 
 INVALID_PITCH = 12
 NOT_SUPPORTED = 801
@@ -242,6 +242,8 @@ def _allocate(box: Box) -> tuple[int, int]:
     alignment = int(attributes.get("TextureAlignment") or ALIGNMENT)
     pitch = -(-box.width // alignment) * alignment
     size = pitch * box.height * box.depth
+    if size >> ADDRESS_BITS:
+        raise DeviceError(MEMORY_ALLOCATION, f"{size} bytes are more than there are addresses")
     return (session.allocate(size, thread.device), pitch) if size else (0, 0)
 
 
