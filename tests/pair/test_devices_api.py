@@ -248,6 +248,15 @@ def test_the_current_device_is_the_threads_own(two: flyt.Session) -> None:
     assert cudart.cudaGetDevice() == (0, 1)
 
 
+def test_stream_priorities_are_the_devices_own(session: flyt.Session) -> None:
+    session.devices[0]["stream_priorities"][:] = [0, -2]  # as if it were another device
+    assert cudart.cudaDeviceGetStreamPriorityRange() == (0, 0, -2)
+    for asked, given in ((-9, -2), (-1, -1), (3, 0)):
+        stream = cudart.cudaStreamCreateWithPriority(0, asked)[1]
+        assert cudart.cudaStreamGetPriority(stream) == (0, given)
+        assert cudart.cudaStreamDestroy(stream) == (0,)
+
+
 @pytest.mark.emulated_only(reason="takes a backend with two devices and one with one")
 def test_a_threads_device_ends_with_the_connection(
     two: flyt.Session, backend: Callable[..., Any], connect: Callable[..., flyt.Session]
