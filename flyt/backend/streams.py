@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 from flyt.backend.devices.base import Device, Handle
 from flyt.errors import DeviceError, ProtocolError
-from flyt.rpc.messages import FIRST_STREAM
+from flyt.rpc.messages import FIRST_STREAM, MAX_EVENTS, MAX_STREAMS
 
 INVALID_VALUE = 1
 INVALID_DEVICE = 101
@@ -22,10 +22,6 @@ INVALID_HANDLE = 400
 
 NON_BLOCKING = 1
 """cudaStreamNonBlocking: no order with the legacy stream."""
-
-MAX_STREAMS = 4096
-MAX_EVENTS = 65_536
-"""What one session may have of each; programs with more have lost track of theirs."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)

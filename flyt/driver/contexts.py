@@ -70,9 +70,8 @@ def handle_of(device: int) -> Any:
 def device_of(context: Any) -> int:
     """The device of a context; CUDA_ERROR_INVALID_CONTEXT for what is none."""
     number = int(context or 0)
-    if number in _created:
-        return _created[number]
-    device, rest = divmod(number - _FIRST, _STEP)
+    known = _created.get(number)
+    device, rest = divmod(number - _FIRST, _STEP) if known is None else (known, 0)
     if rest or not 0 <= device < len(initialized().devices):
         raise DeviceError(INVALID_CONTEXT, f"{number:#x} is no context")
     return device

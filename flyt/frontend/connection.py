@@ -6,6 +6,7 @@ One lock covers tables and sending; who waits does so without it (`flyt.frontend
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
@@ -65,14 +66,13 @@ class Connection:
         self.deferred: DeviceError | None = None
         self.link: ExpressLink | None = None
         self._pinged = self._nudged = 0.0
-        self.room = WaitingRoom(
-            self.lock,
-            self.inflight,
-            self._wire,
-            step=self._step,
-            look=self._look,
-            drain=self.drain,
-        )
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._wire.close)
+            self.room = WaitingRoom(
+                self.lock, self.inflight, self._wire,
+                step=self._step, look=self._look, drain=self.drain,
+            )  # fmt: skip
+            undo.pop_all()
         self._wait = self.room.wait
         self._closed = False
 
@@ -271,16 +271,16 @@ class Connection:
         if kind is not m.Result:
             return
         pending = self.inflight.answer(
-            reply.id,
-            status=reply.status,
-            text=reply.text,
-            values=reply.values,
+            reply.id, status=reply.status, text=reply.text, values=reply.values,
             payload=frames[1] if len(frames) > 1 else None,
-        )
+        )  # fmt: skip
         if pending is None and reply.status == m.Status.PROTOCOL:
             self._lose(DEVICES_UNAVAILABLE, f"the backend ended the session: {reply.text}")
-        elif pending is not None and pending.posted and reply.status and self.deferred is None:
-            self.deferred = DeviceError(reply.status, reply.text or pending.name)
+        elif pending is not None and reply.status:
+            if pending.posted and self.deferred is None:
+                self.deferred = DeviceError(reply.status, reply.text or pending.name)
+            elif not pending.posted and self.deferred and self.deferred.code == reply.status:
+                self.deferred = None  # the caller hears of it now, and once is enough
 
     def succeeded(self, taken: int, first: int, count: int) -> None:
         """Under the lock: the answer to ``count`` commands from number ``first`` on has come."""

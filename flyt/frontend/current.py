@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 
-from flyt.errors import DeviceError, FlytError
+from flyt.errors import DeviceError, FlytError, SessionLost
 from flyt.frontend.express import Express
 from flyt.frontend.lost import Lost
 from flyt.frontend.session import Session
@@ -29,10 +29,24 @@ class _ThreadState(threading.local):
 
     last_error = 0
     last_failure = ""
-    device = 0
+    _device = 0
+    _of = 0
+
+    @property
+    def device(self) -> int:
+        """The current one; 0 again after a `connect`, in whatever thread: the new backend may have
+        fewer."""
+        return self._device if self._of == _connects else 0
+
+    @device.setter
+    def device(self, ordinal: int) -> None:
+        self._device, self._of = ordinal, _connects
 
 
 thread = _ThreadState()
+
+_connects = 0
+"""Calls of `connect` so far. A session after `reset` has the devices of the one before."""
 
 _lock = threading.Lock()
 _session: Session | None = None
@@ -77,15 +91,16 @@ def connect(
     FlytError
         There is no backend, or it refused; the message says why and what to do.
     """
-    global _session, _again, _unavailable, _forked  # noqa: PLW0603 - a new start
+    global _session, _again, _unavailable, _forked, _connects  # noqa: PLW0603 - a new start
     with _lock:
         old, _session = _session, None
         if old is not None:
             old.close()
         _again, _unavailable, _forked = None, None, False
-        thread.device = thread.last_error = 0
+        _connects += 1
+        thread.last_error = 0
         try:
-            _session = Session(Settings.read(endpoint, region, key, server_key))
+            _session = _made(Settings.read(endpoint, region, key, server_key))
         except FlytError as exc:
             _unavailable = f"{exc} (flyt.connect() tries again)"
             raise
@@ -122,12 +137,20 @@ def current() -> Session:
             if _unavailable is not None:
                 raise DeviceError(NO_DEVICE, _unavailable)
             try:
-                _session = Session(_again or Settings.read())
+                _session = _made(_again or Settings.read())
             except FlytError as exc:
                 _unavailable = f"{exc} (flyt.connect() tries again)"
                 log.error("no CUDA device: %s", exc)
                 raise DeviceError(NO_DEVICE, _unavailable) from exc
         return _session
+
+
+def _made(settings: Settings) -> Session:
+    """A new session; what the system refuses, descriptors for one, is a FlytError too."""
+    try:
+        return Session(settings)
+    except OSError as exc:
+        raise SessionLost(f"this process can't make a session: {exc}") from exc
 
 
 def reset() -> None:

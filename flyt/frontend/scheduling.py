@@ -55,12 +55,10 @@ class Scheduler:
     def create(self, device: int, flags: int, priority: int) -> Stream:
         """A new stream; ``priority`` is 0 or less, in CUDA's sense."""
         with self._connection.lock:
-            stream = Stream(self.table.mint(), device, flags, priority)
+            stream = self.table.create(device, flags, priority)
         self._post(
             lambda number: m.StreamCreate(number, stream.number, device, flags, -priority), None
         )
-        with self._connection.lock:
-            self.table.add(stream)
         return stream
 
     def destroy(self, handle: int) -> None:
@@ -99,10 +97,8 @@ class Scheduler:
 
     def create_event(self, device: int, flags: int) -> Event:
         with self._connection.lock:
-            event = Event(self.table.mint(), device, flags)
+            event = self.table.create_event(device, flags)
         self._post(lambda number: m.EventCreate(number, event.number, device, flags), None)
-        with self._connection.lock:
-            self.table.add_event(event)
         return event
 
     def destroy_event(self, handle: int) -> None:

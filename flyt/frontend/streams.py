@@ -13,8 +13,9 @@ import threading
 
 from flyt.errors import DeviceError
 from flyt.frontend.inflight import Pending
-from flyt.rpc.messages import FIRST_STREAM
+from flyt.rpc.messages import FIRST_STREAM, MAX_EVENTS, MAX_STREAMS
 
+MEMORY_ALLOCATION = 2
 INVALID_HANDLE = 400
 
 LEGACY, LEGACY_EXPLICIT, PER_THREAD = 0, 1, 2
@@ -71,6 +72,8 @@ class StreamTable:
 
     def __init__(self) -> None:
         self._streams: dict[int, Stream] = {}
+        self._dying: list[Stream] = []
+        """Destroyed, and perhaps busy yet."""
         self._events: dict[int, Event] = {}
         self._legacy: dict[int, Stream] = {}
         self._per_thread: dict[tuple[int, int], Stream] = {}
@@ -81,8 +84,14 @@ class StreamTable:
         self._next += _STEP
         return self._next
 
-    def add(self, stream: Stream) -> None:
+    def create(self, device: int, flags: int, priority: int) -> Stream:
+        """A new stream, or DeviceError cudaErrorMemoryAllocation: creating is a post, and whoever
+        asks for too many is to hear of it now."""
+        if len(self._streams) >= MAX_STREAMS:
+            raise DeviceError(MEMORY_ALLOCATION, f"the session has {MAX_STREAMS} streams already")
+        stream = Stream(self.mint(), device, flags, priority)
         self._streams[stream.number] = stream
+        return stream
 
     def special(self, handle: int, device: int) -> Stream | None:
         """The stream that a special handle means on a device: None for an ordinary handle, and for
@@ -95,7 +104,6 @@ class StreamTable:
     def set_per_thread(self, stream: Stream) -> None:
         """Make ``stream`` this thread's own default stream on its device."""
         self._per_thread[threading.get_ident(), stream.device] = stream
-        self.add(stream)
 
     def known(self, handle: int, device: int) -> Stream | None:
         """What a handle means to this thread, if there is such a stream already; None below 0."""
@@ -119,7 +127,7 @@ class StreamTable:
         stream = self.get(handle)
         del self._streams[handle]
         if not stream.idle:
-            self._streams[-handle] = stream  # under a handle that nobody has, until it is idle
+            self._dying.append(stream)
         return stream
 
     def before(self, stream: Stream) -> list[Stream]:
@@ -127,15 +135,23 @@ class StreamTable:
         (recorded: a query of it sees their work, a query of them does not see its work)."""
         if stream.number >= FIRST_STREAM:
             return [stream]
-        blocking = (s for s in self._streams.values() if not s.flags & NON_BLOCKING)
+        everyone = (*self._streams.values(), *self._dying)
+        blocking = (s for s in everyone if not s.flags & NON_BLOCKING)
         return [stream, *(s for s in blocking if s.device == stream.device)]
 
     def of(self, device: int) -> list[Stream]:
         """Every stream of a device; forgets destroyed ones that are idle by now."""
-        for number in [n for n, s in self._streams.items() if n < 0 and s.idle]:
-            del self._streams[number]
-        everyone = [*self._legacy.values(), *self._streams.values()]
+        self._dying = [stream for stream in self._dying if not stream.idle]
+        everyone = [*self._legacy.values(), *self._streams.values(), *self._dying]
         return [stream for stream in everyone if stream.device == device]
+
+    def create_event(self, device: int, flags: int) -> Event:
+        """A new event, or DeviceError cudaErrorMemoryAllocation."""
+        if len(self._events) >= MAX_EVENTS:
+            raise DeviceError(MEMORY_ALLOCATION, f"the session has {MAX_EVENTS} events already")
+        event = Event(self.mint(), device, flags)
+        self.add_event(event)
+        return event
 
     def add_event(self, event: Event) -> None:
         self._events[event.number] = event

@@ -72,6 +72,8 @@ from flyt.rpc.memory_commands import (
 from flyt.rpc.stream_commands import (
     FIRST_STREAM as FIRST_STREAM,
     HOST_CALL_CODES as HOST_CALL_CODES,
+    MAX_EVENTS as MAX_EVENTS,
+    MAX_STREAMS as MAX_STREAMS,
     Elapsed as Elapsed,
     EventCreate as EventCreate,
     EventDestroy as EventDestroy,

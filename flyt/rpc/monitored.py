@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Iterator
 
 import zmq
+
+from flyt.errors import ConfigurationError
 
 _REPORT = struct.Struct("=Hi")
 """Event and value, as zmq_socket_monitor(3) lays out a report's first frame. pyzmq's reader of it
@@ -31,13 +34,45 @@ class Frames:
         return parts
 
 
-class Monitored:
-    """A socket and its monitor. Owns both."""
+@contextlib.contextmanager
+def made(failure: str) -> Iterator[contextlib.ExitStack]:
+    """Make something of ZeroMQ's or nothing: what the block puts on the stack is undone where it
+    fails. A socket that stays open holds up the end of its context for ever.
 
-    def __init__(self, socket: zmq.Socket[bytes], events: int) -> None:
-        self.socket = socket
-        self.messages = Frames(socket)
-        self.monitor: zmq.Socket[bytes] = socket.get_monitor_socket(events)
+    Raises
+    ------
+    ConfigurationError
+        In place of a ZMQError: ``failure``, and ZeroMQ's reason.
+    """
+    try:
+        with contextlib.ExitStack() as undo:
+            yield undo
+            undo.pop_all()
+    except zmq.ZMQError as exc:
+        raise ConfigurationError(f"{failure}: {exc}") from exc
+
+
+class Monitored:
+    """A new socket and its monitor. Owns both.
+
+    Raises
+    ------
+    zmq.ZMQError
+        Either can't be had, for want of descriptors mostly; nothing is left then. (With fewer than
+        about eight libzmq ends the process.)
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], kind: int, events: int) -> None:
+        with contextlib.ExitStack() as undo:
+            self.socket = context.socket(kind)
+            undo.callback(self.socket.close, 0)
+            address = f"inproc://monitor.{id(self.socket):x}"
+            self.socket.monitor(address, events)
+            self.monitor = context.socket(zmq.PAIR)
+            undo.callback(self.monitor.close, 0)
+            self.monitor.connect(address)
+            undo.pop_all()
+        self.messages = Frames(self.socket)
         self._reports = Frames(self.monitor)
 
     def events(self) -> Iterator[tuple[int, int]]:

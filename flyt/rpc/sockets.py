@@ -20,7 +20,7 @@ from flyt.rpc import curve
 from flyt.rpc.connections import Connections, Peer, inode_of
 from flyt.rpc.endpoints import Endpoint, port_range
 from flyt.rpc.keys import ClientKeys, KeyPair
-from flyt.rpc.monitored import Monitored
+from flyt.rpc.monitored import Monitored, made
 
 LARGEST_MESSAGE = 16 << 20
 """No frame is larger: inline chunks are 1 MiB, page tables smaller. Longer ones end it all."""
@@ -115,23 +115,22 @@ class Listener:
         largest: int = LARGEST_MESSAGE,
         key: KeyPair | None = None,
     ) -> None:
-        socket = context.socket(zmq.ROUTER)
-        _prepare(socket, heartbeat_ms, largest)
-        socket.setsockopt(zmq.BACKLOG, UNACCEPTED)
-        socket.setsockopt(zmq.RCVHWM, backlog)
-        socket.setsockopt(zmq.SNDHWM, unread)
-        # Else what a gone peer, or one beyond its mark, was to get vanishes silently.
-        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._guarded = key is not None and address.startswith("tcp:")
-        self._wire = Monitored(socket, int(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED))
         self.connections = Connections()
-        try:
+        with made(f"can't listen on {address}") as undo:
+            events = int(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+            self._wire = Monitored(context, zmq.ROUTER, events)
+            undo.callback(self._wire.close)
+            socket = self._wire.socket
+            _prepare(socket, heartbeat_ms, largest)
+            socket.setsockopt(zmq.BACKLOG, UNACCEPTED)
+            socket.setsockopt(zmq.RCVHWM, backlog)
+            socket.setsockopt(zmq.SNDHWM, unread)
+            # Else what a gone peer, or one beyond its mark, was to get vanishes silently.
+            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             if key is not None and self._guarded:
                 curve.guard(socket, key)
             self.endpoint = _bind(socket, address)
-        except BaseException:
-            self._wire.close()
-            raise
 
     @property
     def pollables(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
@@ -226,6 +225,7 @@ def _unlink_socket(path: str) -> None:
 _ENDS = {
     int(zmq.EVENT_DISCONNECTED): "the backend closed the connection, or it died",
     int(zmq.EVENT_CLOSED): "nobody listens there",
+    int(zmq.EVENT_CONNECT_RETRIED): "no connection could be made: are any descriptors left?",
     int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "the peer does not speak ZeroMQ's protocol",
     int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "the peer does not speak ZeroMQ's protocol",
     int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "the backend refused this client's key",
@@ -267,24 +267,22 @@ class Dialer:
         unsent: int = 0,
         keys: ClientKeys | None = None,
     ) -> None:
-        socket = context.socket(zmq.DEALER)
-        _prepare(socket, heartbeat_ms)
-        socket.setsockopt(zmq.RCVHWM, backlog)
-        socket.setsockopt(zmq.SNDHWM, unsent)
         self._has_keys = keys is not None and endpoint.scheme == "tcp"
-        self._wire = Monitored(socket, int(zmq.EVENT_CONNECTED) | sum(_ENDS))
         self.endpoint = endpoint
         self.descriptor = -1
         self.lost: str | None = None
         self.refused = False
         self._inode = 0
-        try:
+        with made(f"can't dial {endpoint}") as undo:
+            self._wire = Monitored(context, zmq.DEALER, int(zmq.EVENT_CONNECTED) | sum(_ENDS))
+            undo.callback(self._wire.close)
+            socket = self._wire.socket
+            _prepare(socket, heartbeat_ms)
+            socket.setsockopt(zmq.RCVHWM, backlog)
+            socket.setsockopt(zmq.SNDHWM, unsent)
             if keys is not None and self._has_keys:
                 curve.identify(socket, keys)
             socket.connect(str(endpoint))
-        except zmq.ZMQError as exc:
-            self._wire.close()
-            raise ConfigurationError(f"can't dial {endpoint}: {exc}") from exc
 
     @property
     def pollables(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:

@@ -11,6 +11,11 @@ from flyt.rpc.codec import U32, U64, message
 FIRST_STREAM = 256
 """Numbers below name the legacy default stream of the device with that ordinal."""
 
+MAX_STREAMS = 4096
+MAX_EVENTS = 65_536
+"""What one session may have of each; programs with more have lost track of theirs. The frontend
+keeps to it, so that the call that goes too far is the one that fails."""
+
 
 @message
 class StreamCreate:

@@ -80,6 +80,15 @@ def test_identities(bench):
         assert set(snapshot.peers) <= set(range(len(snapshots))) - {ordinal}
 
 
+def test_stream_priorities(bench):
+    """CUDA's documentation: greater priorities are lower numbers, and the least is 0."""
+    for device in bench.devices:
+        least, greatest = device.snapshot().stream_priorities
+        assert (least, greatest <= 0) == (0, True)
+        for priority in range(greatest, 1):
+            device.destroy_stream(device.create_stream(1, priority))
+
+
 def test_a_snapshot_travels_in_a_message(bench):
     document = dataclasses.asdict(bench.device.snapshot())
     assert msgpack.unpackb(msgpack.packb(document)) == document

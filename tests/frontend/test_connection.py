@@ -211,6 +211,40 @@ def test_an_error_of_a_post_is_reported_once(connection: Connection, server: Any
     assert (caught.value.code, caught.value.detail) == (2, "CopyIn")
 
 
+@pytest.mark.parametrize("order", ["post first", "call first"])
+def test_a_call_that_fails_as_a_post_before_it_reports_both(
+    connection: Connection, server: Any, background: Any, order: str
+) -> None:
+    """Work that shares a mark of the device has one error; what comes later has its own."""
+    connection.submit(_copy_in, posted=True)
+    background.start(connection.call, m.Ping)
+    commands = server.take(2)
+    for command in commands if order == "post first" else reversed(commands):
+        server.answer(command, status=999)
+    (error,) = background.finish()
+    assert isinstance(error, DeviceError)
+    assert (error.code, error.detail) == (999, "Ping")
+    _settle(connection, server)
+    if order == "call first":
+        with pytest.raises(DeviceError, match="999"):
+            connection.raise_deferred()
+    connection.raise_deferred()
+
+
+def test_a_call_that_fails_otherwise_leaves_the_error_of_a_post(
+    connection: Connection, server: Any, background: Any
+) -> None:
+    connection.submit(_copy_in, posted=True)
+    background.start(connection.call, m.Ping)
+    for command, status in zip(server.take(2), (999, 2), strict=True):
+        server.answer(command, status=status)
+    (error,) = background.finish()
+    assert isinstance(error, DeviceError)
+    assert error.code == 2
+    with pytest.raises(DeviceError, match="999"):
+        connection.raise_deferred()
+
+
 def test_an_error_of_a_post_is_reported_to_one_thread(
     connection: Connection, server: Any, background: Any
 ) -> None:

@@ -172,6 +172,29 @@ def test_contexts_of_the_program_s_own(one_backend: Any, run_client: Callable[..
     ], done.stderr
 
 
+FEWER_DEVICES = """
+import sys, flyt
+from flyt import driver as d
+d.cuInit(0)
+made = d.cuCtxCreate(None, 0, 1)[1]
+print(d.cuStreamCreate(0)[0].name, int(d.cuCtxGetDevice()[1]))
+flyt.connect(sys.argv[1])
+print(d.cuStreamCreate(0)[0].name, d.cuCtxPushCurrent(made)[0].name, d.cuCtxDestroy(made)[0].name)
+"""
+
+
+@pytest.mark.emulated_only(reason="takes a backend with two devices and one with one")
+def test_a_context_of_a_device_that_is_gone(
+    backend: Callable[..., Any], run_client: Callable[..., Any]
+) -> None:
+    two, one = backend(device_options="devices=2,memory=64M"), backend()
+    done = run_client(FEWER_DEVICES, two, one.endpoint)
+    assert done.stdout.splitlines() == [
+        "CUDA_SUCCESS 1",
+        "CUDA_ERROR_INVALID_CONTEXT CUDA_ERROR_INVALID_CONTEXT CUDA_SUCCESS",
+    ], done.stderr
+
+
 LINEAR = """
 import ctypes
 from flyt import driver as d

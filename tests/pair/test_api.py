@@ -318,6 +318,49 @@ def test_host_arguments_like_cuda_python(session: flyt.Session) -> None:
     assert cudart.cudaMemcpy(dst=device, src=keyword, count=4, kind=h2d) == (0,)
 
 
+DIGITS = np.zeros(8, np.uint8)
+
+REFUSED: dict[str, tuple[type[Exception], Callable[[Any], Any]]] = {
+    "a value of 32 bits": (OverflowError, lambda rt: rt.cudaMemset(4096, 1 << 31, 8)),
+    "a small value": (OverflowError, lambda rt: rt.cudaMemset(4096, -(1 << 31) - 1, 8)),
+    "a value of rows": (OverflowError, lambda rt: rt.cudaMemset2D(4096, 8, 1 << 31, 8, 1)),
+    "a text for a value": (TypeError, lambda rt: rt.cudaMemset(4096, "1", 8)),
+    "a kind of 41 bits": (OverflowError, lambda rt: rt.cudaMemcpy(4096, DIGITS, 8, 1 << 40)),
+    "a kind of nothing": (OverflowError, lambda rt: rt.cudaMemcpy(4096, DIGITS, 0, 1 << 40)),
+    "a negative kind": (OverflowError, lambda rt: rt.cudaMemcpy(4096, DIGITS, 8, -(1 << 31) - 1)),
+    "no kind": (TypeError, lambda rt: rt.cudaMemcpy(4096, DIGITS, 0, None)),
+    "a negative stream": (OverflowError, lambda rt: rt.cudaStreamSynchronize(-1)),
+    "a NumPy stream": (OverflowError, lambda rt: rt.cudaStreamSynchronize(np.int64(-1))),
+    "a stream of 65 bits": (OverflowError, lambda rt: rt.cudaStreamQuery(1 << 64)),
+    "a stream of digits": (TypeError, lambda rt: rt.cudaStreamQuery("1")),
+    "a copy's stream": (OverflowError, lambda rt: rt.cudaMemcpyAsync(4096, DIGITS, 0, 1, -1)),
+    "a negative event": (OverflowError, lambda rt: rt.cudaEventQuery(-1)),
+    "an event of 65 bits": (OverflowError, lambda rt: rt.cudaEventRecord(1 << 64, 0)),
+    "an event of digits": (TypeError, lambda rt: rt.cudaEventRecord(b"5", 0)),
+}
+
+
+@pytest.mark.parametrize(("error", "call"), REFUSED.values(), ids=REFUSED.keys())
+def test_numbers_that_c_can_not_hold(
+    session: flyt.Session, error: type[Exception], call: Callable[[Any], Any]
+) -> None:
+    for runtime in (real, cudart):  # CUDA's own refuses them before it looks for a driver
+        with pytest.raises(error):
+            call(runtime)
+
+
+def test_numbers_that_c_holds(session: flyt.Session) -> None:
+    device, back = cudart.cudaMalloc(8)[1], bytearray(8)
+    for value in (np.int8(-1), -(1 << 31) + 255, (1 << 31) - 1, np.int64(255)):
+        assert cudart.cudaMemset(device, 0, 8) == (0,)
+        assert cudart.cudaMemset(device, value, 8) == (0,)
+        assert cudart.cudaMemcpy(back, device, 8, K.cudaMemcpyDeviceToHost) == (0,)
+        assert back == b"\xff" * 8
+    assert code(cudart.cudaMemcpy(device, back, 8, (1 << 32) - 1)) == 21
+    assert code(cudart.cudaStreamSynchronize((1 << 64) - 1)) == 400
+    assert code(cudart.cudaEventSynchronize((1 << 64) - 1)) == 400
+
+
 def test_versions_and_devices(session: flyt.Session) -> None:
     error, count = cudart.cudaGetDeviceCount()
     assert (error, count >= 1) == (0, True)
@@ -421,3 +464,31 @@ def test_public_exceptions_pickle() -> None:
         one = error(2, "why") if error is flyt.DeviceError else error("why")
         again = pickle.loads(pickle.dumps(one))
         assert (type(again), again.args, str(again)) == (error, one.args, str(one))
+
+
+@pytest.mark.parametrize(
+    ("width", "height"), [(1 << 40, 1 << 40), ((1 << 64) - 1, 1), (1 << 33, 1 << 31), (1 << 62, 1)]
+)
+def test_pitched_memory_that_can_not_be(session: flyt.Session, width: int, height: int) -> None:
+    """Also where its size is no number of 64 bits."""
+    refused = cudart.cudaError_t.cudaErrorMemoryAllocation
+    assert cudart.cudaMallocPitch(width, height) == (refused, None, None)
+    assert cudart.cudaMalloc3D(cudart.make_cudaExtent(width, height, 1)) == (refused, None)
+    assert cudart.cudaMalloc3D(cudart.make_cudaExtent(width, 1, height)) == (refused, None)
+    error, address, pitch = cudart.cudaMallocPitch(100, 10)
+    assert (int(error), pitch >= 100) == (0, True)
+    assert int(cudart.cudaFree(address)[0]) == 0
+
+
+TOO_MUCH = """
+from flyt import driver as d
+d.cuInit(0)
+d.cuCtxPushCurrent(d.cuDevicePrimaryCtxRetain(0)[1])
+print(d.cuMemAllocPitch(1 << 40, 1 << 40, 4)[0].name)
+print(d.cuMemAllocPitch((1 << 64) - 1, 1, 4)[0].name)
+"""
+
+
+def test_the_driver_face_has_no_such_memory(one_backend: Any, run_client: Any) -> None:
+    done = run_client(TOO_MUCH, one_backend)
+    assert done.stdout.split() == ["CUDA_ERROR_OUT_OF_MEMORY"] * 2, done.stderr

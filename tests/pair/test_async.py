@@ -16,6 +16,7 @@ import pytest
 
 import flyt
 import flyt as cudart
+from flyt.rpc import messages as m
 
 K = cudart.cudaMemcpyKind
 H2D, D2H, D2D = K.cudaMemcpyHostToDevice, K.cudaMemcpyDeviceToHost, K.cudaMemcpyDeviceToDevice
@@ -237,6 +238,45 @@ def test_an_asynchronous_error_surfaces_once_at_a_later_call(
     assert cudart.cudaGetLastError()[0] == 999
     assert cudart.cudaGetLastError() == OK
     ok(cudart.cudaMemcpyAsync(device, source, 100, H2D, 0))
+    ok(cudart.cudaDeviceSynchronize())
+
+
+@pytest.mark.emulated_only(reason="injects a fault into a fill")
+def test_an_asynchronous_error_is_not_reported_twice(
+    backend: Callable[..., Any], connect: Callable[..., flyt.Session]
+) -> None:
+    """The fill and the copy behind it may share the device's mark: then both are answered so."""
+    connect(backend(device_options="fault=fill:999:2:async"))
+    device, target = made(cudart.cudaMalloc(100)), np.zeros(100, np.uint8)
+    ok(cudart.cudaMemset(device, 1, 100))
+    copied = cudart.cudaMemcpy(target, device, 100, D2H)
+    assert sorted([copied[0], cudart.cudaDeviceSynchronize()[0]]) == [0, 999]
+    ok(cudart.cudaMemcpy(target, device, 100, D2H))
+    ok(cudart.cudaDeviceSynchronize())
+
+
+@pytest.mark.emulated_only(reason="a driver may have a limit of its own")
+@pytest.mark.parametrize(
+    ("create", "destroy", "limit"),
+    [
+        (cudart.cudaStreamCreate, cudart.cudaStreamDestroy, m.MAX_STREAMS),
+        (cudart.cudaEventCreate, cudart.cudaEventDestroy, m.MAX_EVENTS),
+    ],
+    ids=["streams", "events"],
+)
+def test_one_too_many_is_refused_at_the_call(
+    session: flyt.Session, create: Any, destroy: Any, limit: int
+) -> None:
+    handles = [made(create()) for _ in range(limit)]
+    for _ in range(2):
+        assert create() == (cudart.cudaError_t.cudaErrorMemoryAllocation, None)
+        assert str(limit) in flyt.last_failure()
+    ok(destroy(handles.pop()))
+    handles.append(made(create()))
+    assert create()[0] == 2
+    ok(cudart.cudaDeviceSynchronize())
+    for handle in handles:
+        ok(destroy(handle))
     ok(cudart.cudaDeviceSynchronize())
 
 

@@ -248,6 +248,36 @@ def test_the_current_device_is_the_threads_own(two: flyt.Session) -> None:
     assert cudart.cudaGetDevice() == (0, 1)
 
 
+def test_stream_priorities_are_the_devices_own(session: flyt.Session) -> None:
+    session.devices[0]["stream_priorities"][:] = [0, -2]  # as if it were another device
+    assert cudart.cudaDeviceGetStreamPriorityRange() == (0, 0, -2)
+    for asked, given in ((-9, -2), (-1, -1), (3, 0)):
+        stream = cudart.cudaStreamCreateWithPriority(0, asked)[1]
+        assert cudart.cudaStreamGetPriority(stream) == (0, given)
+        assert cudart.cudaStreamDestroy(stream) == (0,)
+
+
+@pytest.mark.emulated_only(reason="takes a backend with two devices and one with one")
+def test_a_threads_device_ends_with_the_connection(
+    two: flyt.Session, backend: Callable[..., Any], connect: Callable[..., flyt.Session]
+) -> None:
+    """The new backend has fewer devices than the number that the thread has set."""
+
+    def make() -> list[int]:
+        stream = cudart.cudaStreamCreate()
+        cudart.cudaStreamDestroy(stream[1])
+        answers = [stream, cudart.cudaDeviceGetStreamPriorityRange(), cudart.cudaMalloc(512)]
+        return [int(answer[0]) for answer in answers]
+
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(cudart.cudaSetDevice, 1).result() == (0,)
+        assert other.submit(cudart.cudaGetDevice).result() == (0, 1)
+        connect(backend())
+        assert other.submit(make).result() == [0, 0, 0]
+        assert other.submit(cudart.cudaGetDevice).result() == (0, 0)
+        assert code(other.submit(cudart.cudaSetDevice, 1).result()) == 101
+
+
 @pytest.mark.alone
 def test_memory_lies_on_the_current_device(two: flyt.Session) -> None:
     free = []

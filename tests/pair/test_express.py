@@ -104,7 +104,8 @@ CASES: dict[str, Case] = {
     "a stream that does not exist": lambda d, a: cudart.cudaMemcpyAsync(a, d, SIZE, D2H, 0x777),
     "no stream's number": lambda d, _: cudart.cudaMemsetAsync(d, 1, SIZE, 0x777),
     "a stream": lambda d, a: cudart.cudaMemcpyAsync(a, d, SIZE, D2H, cudart.cudaStreamCreate()[1]),
-    "a negative stream": lambda d, a: cudart.cudaMemcpyAsync(d, a, SIZE, H2D, -1),
+    "a value of 8 bits": lambda d, _: cudart.cudaMemset(d, np.int8(-1), SIZE),
+    "a kind that is none": lambda d, a: cudart.cudaMemcpy(a, d, SIZE, (1 << 32) - 1),
     "None for a stream": lambda d, a: cudart.cudaMemcpyAsync(d, a, SIZE, H2D, None),
     "larger than the cell": lambda d, _: cudart.cudaMemcpy(np.ones(1 << 17, "u1"), d, SIZE, D2H),
 }
@@ -113,6 +114,16 @@ RAISES: dict[str, tuple[type[Exception], Case]] = {
     "a negative size": (OverflowError, lambda d, a: cudart.cudaMemcpy(a, d, -1, D2H)),
     "a size of 65 bits": (OverflowError, lambda d, a: cudart.cudaMemcpy(a, d, 1 << 64, D2H)),
     "an address of 65 bits": (TypeError, lambda d, _: cudart.cudaMemcpy(1 << 64, d, 8, D2H)),
+    "a value of 32 bits": (OverflowError, lambda d, _: cudart.cudaMemset(d, 1 << 31, SIZE)),
+    "a kind of 41 bits": (OverflowError, lambda d, a: cudart.cudaMemcpy(a, d, SIZE, 1 << 40)),
+    "a negative stream": (
+        OverflowError,
+        lambda d, a: cudart.cudaMemcpyAsync(d, a, SIZE, H2D, -1),
+    ),
+    "a stream of 65 bits": (
+        OverflowError,
+        lambda d, a: cudart.cudaMemcpyAsync(a, d, SIZE, D2H, 1 << 64),
+    ),
     "a float for a size": (TypeError, lambda d, a: cudart.cudaMemcpy(a, d, 8.0, D2H)),
     "a text for an array": (TypeError, lambda d, _: cudart.cudaMemcpy("x", d, 8, D2H)),
 }

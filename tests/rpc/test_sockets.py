@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import socket
 import stat
@@ -649,3 +650,70 @@ def test_a_socket_file_lives_as_long_as_its_listener(
 def test_many_sockets(context: Context, listen: Any, dial: Any) -> None:
     # ZeroMQ's own limit is 1,023 sockets; a listener with its monitor takes three.
     assert context.get(zmq.MAX_SOCKETS) > 10_000
+
+
+WITHOUT_DESCRIPTORS = """
+import os, sys, time
+from flyt.errors import ConfigurationError
+from flyt.rpc.endpoints import Endpoint
+from flyt.rpc.sockets import Dialer, Listener, open_context
+
+kind, address = sys.argv[1:]
+
+def is_open(descriptor):
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+def count():
+    return sum(map(is_open, range(64)))
+
+context = open_context()
+first = Listener(context, "tcp://127.0.0.1:*")  # libzmq's own threads and descriptors are there now
+taken, refused = [], 0
+try:
+    while True:
+        taken.append(os.open("/dev/null", os.O_RDONLY))
+except OSError:
+    pass
+while True:
+    before = count()
+    try:
+        if kind == "Dialer":
+            made = Dialer(context, Endpoint.parse(address))
+        else:
+            made = Listener(context, address)
+    except ConfigurationError as exc:
+        assert "Too many open files" in str(exc), exc
+        refused += 1
+        limit = time.monotonic() + 10
+        while count() != before:  # a thread of libzmq's closes them
+            assert time.monotonic() < limit, (before, count())
+            time.sleep(0.001)
+        os.close(taken.pop())
+    else:
+        break
+for descriptor in taken:
+    os.close(descriptor)
+made.close()
+first.close()
+context.term()
+print(refused)
+"""
+
+
+@pytest.mark.parametrize("kind", ["Dialer", "Listener"])
+def test_without_descriptors_nothing_is_left_open(kind: str, folder: Path) -> None:
+    """Each descriptor that is missing is another place to fail at; then the context still ends."""
+    result = subprocess.run(
+        [sys.executable, "-c", WITHOUT_DESCRIPTORS, kind, f"ipc://{folder}/s"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)),
+    )
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout) >= 2

@@ -66,6 +66,8 @@ class DeviceSnapshot:
         ``domain:bus:device.function``, as cudaDeviceGetPCIBusId has it.
     peers : list of int
         Ordinals of the devices whose memory this one can reach (cudaDeviceCanAccessPeer).
+    stream_priorities : list of int
+        The least and the greatest (cudaDeviceGetStreamPriorityRange).
     """
 
     name: str
@@ -75,6 +77,7 @@ class DeviceSnapshot:
     properties: dict[str, Value]
     pci_bus_id: str
     peers: list[int]
+    stream_priorities: list[int]
 
 
 class Mark:

@@ -28,6 +28,7 @@ def take_snapshot(runtime: Any, ordinal: int) -> DeviceSnapshot:
         properties=describe(attributes, name=name, memory=memory, uuid=_uuid(ordinal)),
         pci_bus_id=str(runtime.deviceGetPCIBusId(ordinal)).rstrip("\0"),
         peers=[n for n in others if runtime.deviceCanAccessPeer(ordinal, n)],
+        stream_priorities=_stream_priorities(),
     )
 
 
@@ -46,6 +47,17 @@ def _attributes(runtime: Any, ordinal: int) -> dict[str, int]:
         except runtime.CUDARuntimeError:
             continue  # newer than the driver
     return values
+
+
+def _stream_priorities() -> list[int]:
+    """Of the current device; CuPy has no name for it."""
+    # Imported here, as below.
+    from cuda.bindings.runtime import cudaDeviceGetStreamPriorityRange
+
+    code, least, greatest = cudaDeviceGetStreamPriorityRange()
+    if code:
+        raise DeviceError(int(code), "the range of stream priorities")
+    return [int(least), int(greatest)]
 
 
 def _uuid(ordinal: int) -> bytes:

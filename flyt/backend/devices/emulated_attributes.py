@@ -166,4 +166,5 @@ def snapshot(name: str, ordinal: int, memory: int, count: int) -> DeviceSnapshot
         pci_bus_id=pci_bus_id(ordinal),
         # They lie in one address space: each reads the others' memory.
         peers=[n for n in range(count) if n != ordinal],
+        stream_priorities=[0, -5],  # read off an H100
     )

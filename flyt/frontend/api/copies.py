@@ -40,6 +40,14 @@ _SIDES: dict[int, tuple[bool, bool]] = {
 asks for no more (all 45 pairs of places and kinds read off an H200: tests/data)."""
 
 
+def c_kind(kind: Any) -> int:
+    """A kind, or any number that C's enum holds; OverflowError as ``cuda.bindings`` raises."""
+    number = int(kind)
+    if not -(1 << 31) <= number < 1 << 32:
+        raise OverflowError("value too large to convert to enum cudaMemcpyKind")
+    return number
+
+
 def check_kind(kind: Any) -> tuple[bool, bool]:
     """Whether the two sides have to be device-accessible."""
     sides = _SIDES.get(int(kind))
@@ -103,7 +111,7 @@ def _is_express(dst: Any, src: Any, count: Any, kind: Any, stream: Any, device: 
 def _copy(dst: Any, src: Any, count: int, kind: Any, stream: Any, *, wait: bool) -> Answer:
     if _is_express(dst, src, count, kind, stream, -1 if wait else thread.device):
         return ()
-    size = size_t(count)
+    size, kind = size_t(count), c_kind(kind)
     to, origin = pointer(dst), pointer(src)
     session = current.current()
     session.connection.raise_deferred()
@@ -182,10 +190,11 @@ def _set(devPtr: Any, value: int, count: int, stream: Any) -> Answer:
         express is not None
         and type(devPtr) is type(value) is type(count) is int
         and count > 0
+        and -(1 << 31) <= value < 1 << 31
         and express.fill(devPtr, value & 0xFF, count, plain_number(stream), thread.device)
     ):
         return ()
-    size = size_t(count)
+    byte, size = c_int(value) & 0xFF, size_t(count)
     address = pointer(devPtr).address
     session = current.current()
     session.connection.raise_deferred()
@@ -195,7 +204,7 @@ def _set(devPtr: Any, value: int, count: int, stream: Any) -> Answer:
     [place] = session.places(size, address)
     if place.space not in ACCESSIBLE:
         raise DeviceError(INVALID_VALUE, f"{address:#x} is not memory that the device can fill")
-    session.transfers.fill(place, value & 0xFF, size, queue)
+    session.transfers.fill(place, byte, size, queue)
     return ()
 
 

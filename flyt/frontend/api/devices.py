@@ -130,9 +130,7 @@ def cudaDeviceGetByPCIBusId(pciBusId: bytes) -> Answer:
 
 
 def _bus_id(text: str) -> list[int]:
-    parts = re.fullmatch(
-        r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.([0-7]))?", text.lower()
-    )
+    parts = re.fullmatch(_BUS_ID, text.lower())
     if parts is None:
         raise DeviceError(INVALID_VALUE, f"{text!r} is no PCI bus id")
     return [int(part or "0", 16) for part in parts.groups()]

@@ -10,6 +10,7 @@ from cuda.bindings.runtime import cudaStream_t
 
 from flyt.errors import DeviceError
 from flyt.frontend.current import thread
+from flyt.frontend.hostmem import ADDRESS_BITS
 from flyt.frontend.session import Session
 from flyt.frontend.streams import Event, Stream
 
@@ -25,17 +26,23 @@ def number_of(handle: Any) -> int:
     ------
     TypeError
         It is no handle.
+    OverflowError
+        An int that is negative or has more than 64 bits, as ``cuda.bindings`` raises.
     """
     if handle is None:
         return 0
     try:
-        return int(handle)
-    except (TypeError, ValueError):
+        number = int(handle.__int__())  # not int(handle): that would read digits in a text
+    except (AttributeError, TypeError, ValueError):
         raise TypeError(f"{type(handle).__name__} is no stream or event handle") from None
+    if not 0 <= number < 1 << ADDRESS_BITS:
+        raise OverflowError(f"{number} is no handle: it does not fit in {ADDRESS_BITS} bits")
+    return number
 
 
 def plain_number(handle: Any) -> int:
-    """The number of the commonest handles, an int or cuda-bindings' streams; -1 for others."""
+    """The number of the commonest handles, an int or cuda-bindings' streams; below 0 for others,
+    which `number_of` converts or refuses."""
     kind = type(handle)
     if kind is int:
         return int(handle)

@@ -10,12 +10,20 @@ from cuda.bindings.runtime import cudaMemcpyKind, cudaPitchedPtr
 from flyt.errors import DeviceError
 from flyt.frontend import current
 from flyt.frontend.api.convention import INVALID_VALUE, Answer, cuda
-from flyt.frontend.api.copies import ACCESSIBLE, check_kind, checked_places, finish, queue_of
+from flyt.frontend.api.copies import (
+    ACCESSIBLE,
+    c_kind,
+    check_kind,
+    checked_places,
+    finish,
+    queue_of,
+)
+from flyt.frontend.api.devices import c_int
 from flyt.frontend.api.handles import stream_of
 from flyt.frontend.current import thread
-from flyt.frontend.hostmem import HostArgument, pointer, size_t
+from flyt.frontend.hostmem import ADDRESS_BITS, HostArgument, pointer, size_t
 from flyt.frontend.pointers import Place
-from flyt.frontend.streams import LEGACY
+from flyt.frontend.streams import LEGACY, MEMORY_ALLOCATION
 
 INVALID_PITCH = 12
 NOT_SUPPORTED = 801
@@ -70,6 +78,7 @@ def _folded(box: Box, *sides: Side) -> Box:
 
 
 def _copy(to: Side, origin: Side, box: Box, kind: Any, stream: Any, *, wait: bool) -> Answer:
+    kind = c_kind(kind)
     session = current.current()
     session.connection.raise_deferred()
     asked = None if wait else stream_of(session, stream)
@@ -181,6 +190,7 @@ def _side(memory: Any, at: Any) -> Side:
 
 
 def _fill(to: Side, value: int, box: Box, stream: Any) -> Answer:
+    byte = c_int(value) & 0xFF
     session = current.current()
     session.connection.raise_deferred()
     queue = stream_of(session, stream)
@@ -194,7 +204,7 @@ def _fill(to: Side, value: int, box: Box, stream: Any) -> Answer:
     box = _folded(box, to)
     for number in range(box.depth):
         session.transfers.fill_rows(
-            _further(place, number * to.slice_pitch), to.pitch, value & 0xFF,
+            _further(place, number * to.slice_pitch), to.pitch, byte,
             box.width, box.height, queue,
         )  # fmt: skip
     return ()
@@ -242,6 +252,8 @@ def _allocate(box: Box) -> tuple[int, int]:
     alignment = int(attributes.get("TextureAlignment") or ALIGNMENT)
     pitch = -(-box.width // alignment) * alignment
     size = pitch * box.height * box.depth
+    if size >> ADDRESS_BITS:
+        raise DeviceError(MEMORY_ALLOCATION, f"{size} bytes are more than there are addresses")
     return (session.allocate(size, thread.device), pitch) if size else (0, 0)
 
 

@@ -15,13 +15,10 @@ from flyt.frontend.current import thread
 from flyt.frontend.session import Session
 from flyt.frontend.streams import NON_BLOCKING
 
-_HIGHEST_PRIORITY = -5
-"""Read off an H100: priorities go from 0, the lowest, to -5."""
-
 
 def _range(session: Session, device: int) -> tuple[int, int]:
-    supported = session.devices[device]["attributes"].get("StreamPrioritiesSupported")
-    return (0, _HIGHEST_PRIORITY) if supported else (0, 0)
+    least, greatest = session.devices[device]["stream_priorities"]
+    return int(least), int(greatest)
 
 
 def _create(flags: int, priority: int) -> Answer:
