@@ -16,7 +16,7 @@ from flyt.backend.loop import EventLoop, Timer
 from flyt.shm.runs import Run
 
 FIRST_STEP = 0.02
-LAST_STEP = 0.5
+LAST_STEP = 0.25
 """Seconds between two looks, since no lock tells when it goes. Most go at once, with a client that
 is just ending; others may stay for hours. Frames of the dead have to be back within 2 s."""
 

@@ -241,7 +241,7 @@ def test_the_next_daemon_leaves_them_until_they_are_let_go(
         assert one.says("flyt.connect() and int(cudart.cudaMalloc(16)[0])") == "0"
         assert one.has_its_bytes()
         assert one.says("session.close()") == "None"
-        assert eventually(lambda: region.are_free(frames), SOON)
+        assert eventually(lambda: region.are_free(frames), LIMIT)
         assert region.dirty(frames) == []
         assert one.has_its_bytes()
         one.ends()
