@@ -202,8 +202,8 @@ class Connection:
         """
         if self.link is None or not self.link.wait(pending):
             self._wait(lambda: pending.done, pending)
-        if pending.ended and self.lost is not None:
-            raise self.lost
+        if pending.ended:
+            raise self.lost or Lost(pending.status, pending.text)
 
     def settle(self, deadline: Deadline) -> None:
         """Return once all that was sent so far is answered, or the time is over."""

@@ -191,15 +191,6 @@ def store_word(address: int, value: int) -> None:
     ctypes.c_uint64.from_address(address).value = value
 
 
-def map_private(address: int, size: int) -> None:
-    """Put private zeroed memory at exactly this address, which must be free."""
-    if not reserve(address, whole_pages(size)):
-        raise RegionError(f"{size} bytes at {address:#x} are in use")
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED
-    if _map(address, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) is None:
-        raise _failure("mapping", address, size)
-
-
 def make_private(address: int, size: int) -> None:
     """Replace a mapped range by private memory with the same bytes, in one step.
 
