@@ -233,6 +233,56 @@ def test_a_copy_that_comes_too_late_does_not_succeed(
     )
 
 
+@pytest.mark.emulated_only(reason="needs a copy that takes as long as the test wants")
+def test_who_waits_for_a_copy_that_came_too_late_hears_it(
+    backend: Callable[..., Any],
+    connect: Callable[..., flyt.Session],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session = connect(backend(device_options="bandwidth=0.02"))
+    array = pinned(1)
+    device = cudart.cudaMalloc(SIZE)[1]
+    settle = session.connection.settle
+    answers: list[Any] = []
+
+    def around(deadline: Any) -> None:
+        if answers:  # after the goodbye
+            answers.append(cudart.cudaStreamSynchronize(0))
+            settle(deadline)
+        else:
+            settle(deadline)
+            answers.append(cudart.cudaMemcpyAsync(array, device, SIZE, D2H, 0))
+
+    monkeypatch.setattr(session.connection, "settle", around)
+    session.close()
+    assert answers == [OK, (cudart.cudaError_t.cudaErrorDevicesUnavailable,)]
+
+
+INTERRUPTED = """
+def interrupt(deadline):
+    raise KeyboardInterrupt
+
+array = flyt.pinned_empty(4 << 20, np.uint8)
+array[:] = 3
+session = current.existing()
+session.connection.settle = interrupt
+try:
+    end()
+except KeyboardInterrupt:
+    pass
+else:
+    raise SystemExit("nobody said it")
+array[:] = 4
+assert (array == 4).all()
+"""
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_an_interrupted_end_keeps_the_arrays(one_backend: Any, run_client: Run, how: str) -> None:
+    client = run_client(SETUP + INTERRUPTED, one_backend, how)
+    assert client.returncode == 0, client.stderr
+
+
 def test_of_a_dead_backend_what_is_there_is_kept(
     backend: Callable[..., Any], connect: Callable[..., flyt.Session]
 ) -> None:
@@ -288,6 +338,7 @@ def test_a_finalizer_that_runs_meanwhile_leaves_nothing(
 
 
 NO_MEMORY = """
+from flyt.shm import memory
 
 def none(size):
     raise MemoryError(f"no {size} bytes")
