@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""New device memory, at an address that this process does not use for anything else."""
+"""New memory: of the device, at an address that this process uses for nothing else; and pinned."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 from flyt.errors import DeviceError, ProtocolError
 from flyt.frontend.inflight import Make
+from flyt.frontend.lost import CLOSED, DEVICES_UNAVAILABLE, Lost
 from flyt.frontend.pointers import Allocation, Space
 from flyt.frontend.reservations import GRANULE
+from flyt.shm import memory
 
 if TYPE_CHECKING:
     from flyt.frontend.session import Session
@@ -50,3 +52,38 @@ def allocate(
         MEMORY_ALLOCATION,
         f"{ADDRESS_TRIES} device addresses were all in use in this process, last {taken:#x}",
     )
+
+
+def allocate_pinned(
+    session: Session, size: int, flags: int, device: int, *, lasting: bool = False
+) -> Allocation:
+    """``size`` > 0 bytes, in the window, else (inline) in private memory.
+
+    Parameters
+    ----------
+    lasting : bool
+        It is an array's: it stays when the session is closed.
+
+    Raises
+    ------
+    DeviceError
+        cudaErrorMemoryAllocation.
+    Lost
+        The session is closed, or was while the memory was made: nobody would keep it.
+    """
+    with session.users:
+        held = session.memory
+        if session.is_closed:
+            raise Lost(DEVICES_UNAVAILABLE, CLOSED)
+        try:
+            address, index, vpn = (
+                held.allocate(session.connection, size) if held else (memory.anonymous(size), -1, 0)
+            )
+        except MemoryError as exc:
+            raise DeviceError(MEMORY_ALLOCATION, str(exc)) from exc
+        block = Allocation(Space.PINNED, address, size, device, index=index, vpn=vpn, flags=flags)
+        if session.take_in(block, lasting=lasting):
+            return block
+        if index < 0:
+            memory.release(address, memory.whole_pages(size))
+        raise Lost(DEVICES_UNAVAILABLE, CLOSED)

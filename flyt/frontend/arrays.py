@@ -7,6 +7,7 @@ lies; all else is packed on the way, and both docstrings say when.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import warnings
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from cuda.bindings.runtime import cudaMemcpyKind
 
+from flyt.frontend import current
 from flyt.frontend.api.copies import cudaMemcpy, cudaMemcpyAsync
 from flyt.frontend.api.devices import cudaDeviceSynchronize
 from flyt.frontend.api.events import cudaEventRecord
@@ -24,6 +26,7 @@ from flyt.frontend.api.streams import cudaStreamWaitEvent
 from flyt.frontend.current import thread
 from flyt.frontend.dlpack import CPU, CUDA, capsule_of, has_cuda
 from flyt.frontend.objects import LEGACY, Event, Owned, Stream, checked
+from flyt.frontend.pointers import Allocation
 from flyt.frontend.session import Session
 from flyt.frontend.statistics import FlytWarning
 
@@ -131,7 +134,9 @@ class DeviceArray(Owned):
         self.nbytes = math.prod(self.shape) * kind.itemsize
         self.device = thread.device
         self.stream: SupportsInt | None = Stream.default
-        super().__init__(checked(cudaMalloc(self.nbytes)), _free)
+        address = checked(cudaMalloc(self.nbytes))
+        [place] = current.current().places(1, address)
+        super().__init__(address, functools.partial(_free, place.allocation))
 
     @property
     def ptr(self) -> int:
@@ -290,9 +295,9 @@ def _copy(dst: Any, src: Any, count: int, kind: Any, stream: SupportsInt | None)
         checked(cudaMemcpyAsync(dst, src, count, kind, int(stream)))
 
 
-def _free(session: Session, address: int) -> None:
-    if address:  # an array without bytes has none
-        session.free(address)
+def _free(block: Allocation | None, session: Session, address: int) -> None:
+    if block is not None:  # an array without bytes has none
+        session.free(address, block)
 
 
 def _readable(array: Any) -> Array:

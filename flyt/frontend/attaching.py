@@ -71,7 +71,7 @@ def attach(
         try:
             return _stage(memory, bar, settings, welcome, connection, counts)
         except BaseException:
-            memory.close({})
+            memory.close()
             raise
     except (RegionError, MemoryError) as exc:  # the latter: no addresses are left (RLIMIT_AS)
         counts.fallback("fallback_inline", f"payloads travel inline, which is slow: {exc}")

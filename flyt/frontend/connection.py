@@ -19,7 +19,7 @@ from flyt.errors import CommandTimeout, DeviceError, ProtocolError
 from flyt.frontend.express_link import ExpressLink
 from flyt.frontend.flow import Flow
 from flyt.frontend.inflight import InflightTable, Make, Pending, checked
-from flyt.frontend.lost import DEVICES_UNAVAILABLE, INTERRUPTED, Lost
+from flyt.frontend.lost import CLOSED, DEVICES_UNAVAILABLE, INTERRUPTED, Lost
 from flyt.frontend.shield import ShieldedLock
 from flyt.frontend.streams import Event, Stream
 from flyt.frontend.waiting import WaitingRoom
@@ -202,8 +202,8 @@ class Connection:
         """
         if self.link is None or not self.link.wait(pending):
             self._wait(lambda: pending.done, pending)
-        if pending.ended and self.lost is not None:
-            raise self.lost
+        if pending.ended:
+            raise self.lost or Lost(pending.status, pending.text)
 
     def settle(self, deadline: Deadline) -> None:
         """Return once all that was sent so far is answered, or the time is over."""
@@ -325,7 +325,7 @@ class Connection:
         if error is not None:
             raise error
 
-    def close(self, reason: str = "the session was closed") -> None:
+    def close(self, reason: str = CLOSED) -> None:
         """End the connection; the backend gives back all that the session had."""
         with self.lock:
             if self._closed:

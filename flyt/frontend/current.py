@@ -12,6 +12,7 @@ import os
 import threading
 
 from flyt.errors import DeviceError, FlytError, SessionLost
+from flyt.frontend import garbage
 from flyt.frontend.express import Express
 from flyt.frontend.lost import Lost
 from flyt.frontend.session import Session
@@ -124,7 +125,7 @@ def current() -> Session:
         helper = session.host_calls.thread
         if helper is not None and threading.current_thread() is helper:
             raise DeviceError(NOT_PERMITTED, "a host function may not call CUDA")
-        session.collect()
+        garbage.collect(session)
         return session
     with _lock:
         if _forked:

@@ -3,23 +3,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from flyt.frontend.pointers import Allocation
+from flyt.frontend.window_memory import WindowMemory
 from flyt.shm import memory
 
-_private: dict[int, int] = {}
+_private: dict[Allocation, int] = {}
+"""Bytes of each, in whole pages."""
 
 
-def keep(arrays: Mapping[int, bytes]) -> None:
-    """Put private memory with these bytes at these addresses, which are free now."""
-    for address, data in arrays.items():
-        memory.map_private(address, len(data))
-        memory.view(address, len(data))[:] = data
-        _private[address] = -(-len(data) // memory.OS_PAGE) * memory.OS_PAGE
+def keep(block: Allocation, held: WindowMemory | None) -> None:
+    """Make an array's memory private; without a window it is that already.
+
+    Raises
+    ------
+    MemoryError
+        There is none for it; the array lies in the window as before.
+    """
+    if held is not None:
+        held.keep(block.vpn, block.size)
+    _private[block] = memory.whole_pages(block.size)
 
 
-def drop(address: int) -> None:
-    """The last array over this address is gone."""
-    size = _private.pop(address, 0)
+def drop(block: Allocation) -> None:
+    """The last array over this memory is gone."""
+    size = _private.pop(block, 0)
     if size:
-        memory.release(address, size)
+        memory.release(block.address, size)

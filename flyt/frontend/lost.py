@@ -8,6 +8,8 @@ from flyt.errors import SessionLost
 DEVICES_UNAVAILABLE = 46
 """cudaErrorDevicesUnavailable: the worker died without a word."""
 
+CLOSED = "the session was closed"
+
 INTERRUPTED = (
     "a signal's handler raised an exception while a command was being sent by ZeroMQ, so nobody "
     "knows whether it was: start again with flyt.connect()"

@@ -31,7 +31,8 @@ from flyt.frontend.api.streams import (
     cudaStreamWaitEvent,
 )
 from flyt.frontend.current import thread
-from flyt.frontend.session import Release, Session
+from flyt.frontend.garbage import Release
+from flyt.frontend.session import Session
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import operator
 import weakref
@@ -13,7 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from flyt.frontend import current, leftovers
+from flyt.frontend.allocating import allocate_pinned
 from flyt.frontend.current import thread
+from flyt.frontend.pointers import Allocation
 from flyt.frontend.session import Session
 
 
@@ -51,6 +54,8 @@ def pinned_empty(
     ------
     DeviceError
         cudaErrorMemoryAllocation when the region is full, cudaErrorNoDevice without a backend.
+    SessionLost
+        The session was closed, or has ended.
     """
     kind = np.dtype(dtype)
     if kind.hasobject:
@@ -60,17 +65,17 @@ def pinned_empty(
     session = current.current()
     if size <= 0:
         return np.empty(dimensions, kind)
-    address = session.allocate_pinned(size, 0, thread.device)
-    holder = _Holder(address, size)
-    session.arrays[address] = size
-    weakref.finalize(holder, _drop, weakref.ref(session), address).atexit = False
+    block = allocate_pinned(session, size, 0, thread.device, lasting=True)
+    holder = _Holder(block.address, size)
+    weakref.finalize(holder, _drop, weakref.ref(session), block).atexit = False
     flat: np.ndarray[Any, np.dtype[Any]] = np.asarray(holder)
     return flat.view(kind).reshape(dimensions)
 
 
-def _drop(session: weakref.ref[Session], address: int) -> None:
-    """Finalizers never send: the session's next call frees it."""
-    leftovers.drop(address)
+def _drop(session: weakref.ref[Session], block: Allocation) -> None:
+    """Finalizers never send: the session's next call frees it, if nobody has by hand."""
     alive = session()
-    if alive is not None and alive.arrays.pop(address, None) is not None:
-        alive.garbage.append((Session.free_pinned, address))
+    if alive is not None and alive.arrays.pop(block, None) is not None:
+        release = functools.partial(Session.free_pinned, block=block)
+        alive.garbage.append((release, block.address))
+    leftovers.drop(block)

@@ -25,9 +25,10 @@ class Space(IntEnum):
     DEVICE = 2
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Allocation:
-    """One block that Flyt handed out, or that the caller registered.
+    """One block that Flyt handed out, or that the caller registered. It equals itself alone: an
+    address is another block's once it was freed.
 
     Attributes
     ----------
@@ -86,8 +87,8 @@ class PointerMap:
         self._allocations[allocation.address] = allocation
         bisect.insort(self._addresses, allocation.address)
 
-    def remove(self, address: int, space: Space) -> Allocation:
-        """Take out the allocation that starts at ``address``.
+    def remove(self, address: int, space: Space, block: Allocation | None = None) -> Allocation:
+        """Take out the allocation that starts at ``address``; ``block`` alone, if one is given.
 
         Raises
         ------
@@ -98,6 +99,7 @@ class PointerMap:
         allocation = self._allocations.get(address)
         if (
             allocation is None
+            or (block is not None and allocation is not block)
             or allocation.space != space
             or allocation.registered
             or allocation.imported

@@ -164,7 +164,7 @@ class Scheduler:
 
     def _wait(self, pending: Iterable[Pending | None]) -> None:
         for one in pending:
-            if one is not None and not one.done:
+            if one is not None and (one.ended or not one.done):
                 self._connection.wait(one)
         self._connection.refresh()
         self._connection.raise_deferred()

@@ -16,15 +16,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from flyt.errors import CommandTimeout, DeviceError, ProtocolError, SessionLost
+from flyt.frontend import leftovers
 from flyt.frontend.allocating import allocate
 from flyt.frontend.attaching import attach
 from flyt.frontend.connection import Connection
 from flyt.frontend.express import Express
+from flyt.frontend.garbage import Release
 from flyt.frontend.greeting import greeted
 from flyt.frontend.host_calls import HostCalls
 from flyt.frontend.inflight import InflightCommand
 from flyt.frontend.kernels import Kernels
 from flyt.frontend.launcher import Launched, launch
+from flyt.frontend.lost import CLOSED, DEVICES_UNAVAILABLE
 from flyt.frontend.pointers import Allocation, Place, PointerMap, Space
 from flyt.frontend.pools import Pools
 from flyt.frontend.reservations import Reservations
@@ -56,9 +59,6 @@ log = logging.getLogger("flyt")
 GOODBYE_SECONDS = 5.0
 """How long an orderly close waits for the backend to give everything back."""
 
-Release = Callable[["Session", int], None]
-"""A method of `Session` that gives something back by its address or handle."""
-
 
 class Session:
     """One session with a backend; made by `flyt.connect` or by the first CUDA call.
@@ -81,15 +81,14 @@ class Session:
         self.reservations = Reservations()
         self.memory: WindowMemory | None = None
         self.garbage: collections.deque[tuple[Release, int]] = collections.deque()
-        """What finalizers, which never send, left for the next call to give back."""
-        self.arrays: dict[int, int] = {}
-        """Address and size of the living arrays of `flyt.pinned_empty`."""
+        """See `flyt.frontend.garbage`."""
+        self.arrays: dict[Allocation, int] = {}
+        """The memory of living arrays of `flyt.pinned_empty`, and its address."""
         self._engine = CopyEngine(settings.copy_threads)
         self._slots: StagingSlots | None = None
         self._ring: StagingRing | None = None
-        self._users = Users()
-        self._closed = False
-        self._kept: dict[int, bytes] = {}
+        self.users = Users()
+        self.is_closed = False
         self._launched: Launched | None = None
         self._owned = contextlib.ExitStack()
         """What `close` lets go of, whatever fails on the way; from the last to the first."""
@@ -127,7 +126,7 @@ class Session:
             self.scheduler,
             self._way(),
             self._engine,
-            self._users,
+            self.users,
             self.pid,
             self.counts,
         )
@@ -209,10 +208,10 @@ class Session:
             lambda wanted, taken: lambda number: m.Malloc(number, device, wanted, taken),
         )
 
-    def free(self, address: int) -> None:
-        """cudaFree of a block's address."""
+    def free(self, address: int, block: Allocation | None = None) -> None:
+        """cudaFree of a block's address; see `PointerMap.remove`."""
         with self.connection.lock:
-            block = self.pointers.remove(address, Space.DEVICE)
+            block = self.pointers.remove(address, Space.DEVICE, block)
         # The reservation ends after the block: no host mapping may slip in before.
         self.connection.call(lambda number: m.Free(number, address), size=block.size)
         with self.connection.lock:
@@ -231,42 +230,28 @@ class Session:
 
     # --- pinned memory ---
 
-    def allocate_pinned(self, size: int, flags: int, device: int) -> int:
-        """cudaHostAlloc of ``size`` > 0 bytes: in the window, else (inline) private memory."""
-        if self.memory is None:
-            try:
-                address, index, vpn = memory.anonymous(size), -1, 0
-            except MemoryError as exc:
-                raise DeviceError(MEMORY_ALLOCATION, str(exc)) from exc
-        else:
-            with self._users:
-                address, index, vpn = self.memory.allocate(self.connection, size)
+    def take_in(self, block: Allocation, *, lasting: bool) -> bool:
+        """Note new pinned memory; False, and nothing, once the session is being closed."""
         with self.connection.lock:
-            self.pointers.add(
-                Allocation(Space.PINNED, address, size, device, index=index, vpn=vpn, flags=flags)
-            )
-        return address
+            if self.is_closed:
+                return False
+            self.pointers.add(block)
+            if lasting:
+                self.arrays[block] = block.address
+        return True
 
-    def free_pinned(self, address: int) -> None:
-        """cudaFreeHost of an allocation's address."""
+    def free_pinned(self, address: int, block: Allocation | None = None) -> None:
+        """cudaFreeHost of an allocation's address; see `PointerMap.remove`."""
         with self.connection.lock:
-            block = self.pointers.remove(address, Space.PINNED)
+            block = self.pointers.remove(address, Space.PINNED, block)
+            self.arrays.pop(block, None)
         if block.index < 0:
-            memory.release(address, -(-block.size // memory.OS_PAGE) * memory.OS_PAGE)
-        elif self.memory is None:
+            memory.release(address, memory.whole_pages(block.size))
+        elif (held := self.memory) is None:
             self.connection.refresh()  # the window went with the session: says so
         else:
-            with self._users:
-                self.memory.free(self.connection, block.vpn)
-
-    def collect(self) -> None:
-        """Free what finalizers left."""
-        while self.garbage:
-            try:
-                release, handle = self.garbage.popleft()
-            except IndexError:
-                return  # another thread was faster
-            release(self, handle)
+            with self.users:
+                held.free(self.connection, block.vpn)
 
     def destroy_stream(self, handle: int) -> None:
         """cudaStreamDestroy."""
@@ -281,43 +266,60 @@ class Session:
     def close(self) -> None:
         """End the session and give everything back; waits a few seconds at most.
 
-        Arrays of `flyt.pinned_empty` stay readable and writable, as ordinary memory.
+        Arrays of `flyt.pinned_empty` stay readable and writable all the while, and are ordinary
+        memory in the end, with what was in flight before. What another thread stores in one while
+        its bytes are copied, which is done for one array after the other, may be lost; so may be
+        what the backend had of them when the session had ended before.
         """
-        if self._closed or os.getpid() != self.pid:
+        if os.getpid() != self.pid:
             return
-        # Before the goodbye: the backend zeroes the frames as soon as it has read it.
-        living = list(self.arrays.items())  # finalizers may take some out meanwhile
-        self._kept = {address: bytes(memory.view(address, size)) for address, size in living}
-        self._closed = True
+        with self.connection.lock:
+            if self.is_closed:
+                return
+            self.is_closed = True  # no array is made from now on
         with self._owned:
-            self._say_goodbye()
+            self._say_goodbye(lambda: self._keep_arrays(self.memory))
 
-    def _say_goodbye(self) -> None:
+    def _say_goodbye(self, before: Callable[[], None]) -> None:
         deadline = Deadline.after(GOODBYE_SECONDS)
         try:
             # What is in flight may end in an error, which comes by the ring. The backend wipes that
             # once it has read the goodbye, whether or not this side has looked.
             self.connection.settle(deadline)
-            if self.connection.has_credit():  # else the end of the connection has to say it
-                self.connection.submit(m.Bye)
-                self.connection.settle(deadline)
+            with self.connection.lock:
+                before()
+                # Other threads' commands of meanwhile: what they fetch comes too late.
+                self.connection.inflight.fail_all(DEVICES_UNAVAILABLE, CLOSED)
+                if self.connection.has_credit():  # else the end of the connection has to say it
+                    self.connection.submit(m.Bye)
+            self.connection.settle(deadline)
         except (SessionLost, CommandTimeout):
             return  # it ended from the other side; what it had is given back all the same
+
+    def _keep_arrays(self, held: WindowMemory | None) -> None:
+        """Before the goodbye: the backend zeroes the frames as soon as it has read it."""
+        with self.connection.lock:
+            for block in list(self.arrays):
+                leftovers.keep(block, held)
+                self.pointers.take_back(block.address)
+                if self.arrays.pop(block, None) is None:  # its finalizer ran meanwhile
+                    leftovers.drop(block)
 
     def _close_memory(self) -> None:
         """Give the window up; living arrays keep their bytes."""
         held, self.memory = self.memory, None
+        self._keep_arrays(held)  # where there was no goodbye
         if held is None:
             return
         # In this order: no thread can begin to look once the connection is closed.
-        if self.connection.is_left(GOODBYE_SECONDS) and self._users.wait_for_none(GOODBYE_SECONDS):
-            held.close(self._kept)
+        if self.connection.is_left(GOODBYE_SECONDS) and self.users.wait_for_none(GOODBYE_SECONDS):
+            held.close()
         else:  # better to leak the mapping than to unmap it under a copy
             log.error("a copy of another thread goes on; the session's window stays mapped")
 
     def leave_at_exit(self) -> None:
         """At interpreter exit: say goodbye, touch no memory; the kernel takes the rest."""
-        if self._closed or os.getpid() != self.pid:
+        if self.is_closed or os.getpid() != self.pid:
             return
         self._owned.pop_all()
         with contextlib.ExitStack() as steps:
@@ -325,11 +327,11 @@ class Session:
                 steps.callback(self._launched.end)
             steps.callback(self._context.term)
             steps.callback(self.connection.close)
-            self._say_goodbye()
+            self._say_goodbye(lambda: None)
 
     def forget_in_child(self) -> None:
         """After a fork, in the child: this session is the parent's."""
-        self._closed = True
+        self.is_closed = True
         self.connection.forget_in_child()
 
     def __enter__(self) -> Self:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from flyt.errors import AddressTaken, DeviceError, RegionError, RegionFull
-from flyt.frontend import leftovers
 from flyt.frontend.connection import Connection
 from flyt.frontend.inflight import Pending
 from flyt.rpc import messages as m
@@ -308,19 +307,15 @@ class WindowMemory:
 
     # --- the end ---
 
-    def close(self, keep: Mapping[int, bytes]) -> None:
-        """Unmap everything, then unlock the frames.
+    def keep(self, vpn: int, size: int) -> None:
+        """Make the first bytes of a segment private memory where they are; see `Window.keep`."""
+        self._attached().keep(vpn, size)
 
-        Parameters
-        ----------
-        keep : mapping of int to bytes
-            Address and bytes of memory that arrays of the application still use: it becomes
-            private memory at the same place.
-        """
+    def close(self) -> None:
+        """Unmap all but what was kept, then unlock the frames."""
         window, self.window = self.window, None
         if window is not None:
             window.close()
-            leftovers.keep(keep)
         self.abandon()
 
     def abandon(self) -> None:

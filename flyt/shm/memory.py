@@ -19,6 +19,8 @@ MAP_FIXED = 0x10
 MAP_NORESERVE = 0x4000
 MAP_FIXED_NOREPLACE = 0x100000
 MADV_DONTFORK = 10
+MREMAP_MAYMOVE = 1
+MREMAP_FIXED = 2
 MAP_FAILED = (1 << 64) - 1
 OS_PAGE = mmap.PAGESIZE
 ADDRESS_LIMIT = 1 << 64
@@ -39,6 +41,15 @@ _mmap.argtypes = (
 _mmap.restype = ctypes.c_void_p
 _munmap = _libc.munmap
 _munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_mremap = _libc.mremap
+_mremap.argtypes = (
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_void_p,
+)
+_mremap.restype = ctypes.c_void_p
 _madvise = _libc.madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
@@ -74,6 +85,11 @@ def _check_range(address: int, size: int) -> None:
 def _map(address: int, size: int, prot: int, flags: int, fd: int, offset: int) -> int | None:
     result = _mmap(address, size, prot, flags, fd, offset)
     return None if result == MAP_FAILED else int(result or 0)
+
+
+def whole_pages(size: int) -> int:
+    """The size of the OS pages that so many bytes take."""
+    return -(-size // OS_PAGE) * OS_PAGE
 
 
 def reserve(address: int, size: int) -> bool:
@@ -175,10 +191,21 @@ def store_word(address: int, value: int) -> None:
     ctypes.c_uint64.from_address(address).value = value
 
 
-def map_private(address: int, size: int) -> None:
-    """Put private zeroed memory at exactly this address, which must be free."""
-    if not reserve(address, -(-size // OS_PAGE) * OS_PAGE):
-        raise RegionError(f"{size} bytes at {address:#x} are in use")
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED
-    if _map(address, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) is None:
-        raise _failure("mapping", address, size)
+def make_private(address: int, size: int) -> None:
+    """Replace a mapped range by private memory with the same bytes, in one step.
+
+    A thread that reads or writes there notices nothing: at every moment one of the two is mapped.
+    What it stores after its byte was copied and before the step is lost.
+
+    Raises
+    ------
+    MemoryError
+        There is no memory for it; the range is as before.
+    """
+    _check_range(address, size)
+    fresh = anonymous(size)
+    copy(fresh, address, size)
+    if _mremap(fresh, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, address) == MAP_FAILED:
+        failure = _failure("replacing", address, size)
+        release(fresh, size)
+        raise failure

@@ -66,6 +66,7 @@ class Window:
         self._segments: dict[int, int] = {}
         self._tables: dict[int, tuple[Run, ...]] = {}
         self._retired: set[int] = set()
+        self._kept: list[tuple[int, int]] = []
         # Read by `contains` without the lock, hence replaced as a whole.
         self._bounds: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
@@ -221,8 +222,25 @@ class Window:
             self._retired.discard(vpn)
             self._publish()
 
+    def keep(self, vpn: int, size: int) -> None:
+        """Make the first ``size`` bytes of a segment private memory, in one step, and let go of it.
+
+        Whole pages of the OS are the caller's from now on, `close` leaves them where they are. The
+        rest of the segment stays mapped until then. See `memory.make_private`.
+        """
+        with self._lock:
+            self._check_open()
+            start, size = self.address(vpn), memory.whole_pages(size)
+            if not 0 < size <= self._segments.get(vpn, 0) * self.geometry.page_size:
+                raise RegionError(f"no segment at virtual page {vpn} has {size} bytes")
+            memory.make_private(start, size)
+            self._kept.append((start, size))
+            del self._segments[vpn], self._tables[vpn]
+            self._retired.discard(vpn)
+            self._publish()
+
     def close(self) -> None:
-        """Unmap everything and give the addresses back. May be called again."""
+        """Unmap all but what was kept, and give the addresses back. May be called again."""
         with self._lock:
             if self._closed:
                 return
@@ -233,7 +251,14 @@ class Window:
             self._publish()
             # A forked child never had the segments; by now something of its own may lie there.
             if os.getpid() == self._pid:
-                memory.release(self.base, self.reserve)
+                self._release_rest()
+
+    def _release_rest(self) -> None:
+        at, end = self.base, self.base + self.reserve
+        for start, size in (*sorted(self._kept), (end, 0)):
+            if start > at:
+                memory.release(at, start - at)
+            at = start + size
 
     def _check_open(self) -> None:
         if self._closed or os.getpid() != self._pid:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,11 +79,19 @@ def test_blocks_share_a_granule(reservations: Reservations) -> None:
     assert reservations.take(*blocks[0])  # and again
 
 
+def _map_private(address: int, size: int) -> None:
+    """Somebody else's memory."""
+    assert memory.reserve(address, size)
+    protect = ctypes.CDLL(None).mprotect
+    both = mmap.PROT_READ | mmap.PROT_WRITE
+    assert protect(ctypes.c_void_p(address), ctypes.c_size_t(size), both) == 0
+
+
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_a_taken_address_leaves_nothing(reservations: Reservations, at: int) -> None:
     size = 4096  # a small part of a granule is enough
     theirs = BASE + at * GRANULE + GRANULE // 2
-    memory.map_private(theirs, size)
+    _map_private(theirs, size)
     try:
         memory.view(theirs, size)[:] = b"\x5a" * size
         assert not reservations.take(BASE, 3 * GRANULE)
@@ -95,7 +105,7 @@ def test_a_taken_address_leaves_nothing(reservations: Reservations, at: int) -> 
 
 def test_a_taken_address_leaves_what_others_share(reservations: Reservations) -> None:
     assert reservations.take(BASE, 512)
-    memory.map_private(BASE + 2 * GRANULE, 4096)
+    _map_private(BASE + 2 * GRANULE, 4096)
     try:
         assert not reservations.take(BASE + 512, 2 * GRANULE)
         assert _mapped() == [(0, 1, "---p"), (2, 1, "rw-p")]

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -81,6 +83,44 @@ def test_map_shared_read_only(reserved: int, region: Region, maps: Maps) -> None
     assert maps(reserved, reserved + 1)[0][2] == "r--s"
 
 
+def test_private_memory_takes_the_place_of_a_file_s(
+    reserved: int, region: Region, maps: Maps
+) -> None:
+    for page in (3, 1, 2):  # several mappings, scattered in the file
+        os.pwrite(region.fd, bytes([page]) * PAGE, page * PAGE)
+    for at, page in enumerate((3, 1, 2)):
+        memory.map_shared(reserved + at * PAGE, region.fd, page * PAGE, PAGE)
+    memory.make_private(reserved, 2 * PAGE)
+    expected = bytes([3]) * PAGE + bytes([1]) * PAGE + bytes([2]) * PAGE
+    assert bytes(memory.view(reserved, 3 * PAGE)) == expected
+    memory.view(reserved, 3 * PAGE)[::PAGE] = b"abc"
+    assert [os.pread(region.fd, 1, page * PAGE) for page in (3, 1, 2)] == [b"\3", b"\1", b"c"]
+    kinds = [(entry[1] - entry[0], entry[2]) for entry in maps(reserved, reserved + SPAN)]
+    assert kinds == [(2 * PAGE, "rw-p"), (PAGE, "rw-s"), (SPAN - 3 * PAGE, "---p")]
+
+
+@pytest.mark.parametrize("step", ["anonymous", "_mremap"])
+def test_what_can_not_be_made_private_stays_as_it_was(
+    reserved: int, region: Region, maps: Maps, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def fail(*_: int) -> int:
+        ctypes.set_errno(errno.ENOMEM)
+        if step == "anonymous":
+            raise MemoryError
+        return memory.MAP_FAILED
+
+    memory.map_shared(reserved, region.fd, 0, PAGE)
+    before = maps(0, 1 << 63)
+    monkeypatch.setattr(memory, step, fail)
+    with pytest.raises(MemoryError):
+        memory.make_private(reserved, PAGE)
+    monkeypatch.undo()
+    assert memory.view(reserved, PAGE).nbytes == PAGE
+    assert maps(reserved, reserved + SPAN) == [
+        e for e in before if reserved <= e[0] < reserved + SPAN
+    ]
+
+
 def test_exclude_from_fork_marks_the_mapping(reserved: int, region: Region) -> None:
     def flags() -> list[str]:
         lines = Path("/proc/self/smaps").read_text().splitlines()
@@ -105,6 +145,7 @@ def test_exclude_from_fork_marks_the_mapping(reserved: int, region: Region) -> N
         lambda: memory.map_shared(BASE + (1 << 64), 0, 0, PAGE),
         lambda: memory.unmap_reserved(BASE + 8, PAGE),
         lambda: memory.exclude_from_fork(BASE, 0),
+        lambda: memory.make_private(BASE + 8, PAGE),
     ],
 )
 def test_what_is_no_range_is_refused(call: Callable[[], Any]) -> None:

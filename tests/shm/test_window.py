@@ -207,6 +207,40 @@ def test_close_gives_the_addresses_back(region: Region, geometry: Geometry, maps
             call()
 
 
+def test_what_is_kept_stays_when_the_window_closes(
+    region: Region, geometry: Geometry, maps: Maps
+) -> None:
+    window = _window(region, geometry)
+    _mark(window, [3, 4, 9, 20])
+    window.map(0, ((1, 1),))
+    first = window.map(2, ((4, 1), (3, 1), (9, 1)))
+    second = window.map(RESERVE // PAGE - 1, ((20, 1),))  # the last page of all
+    window.keep(RESERVE // PAGE - 1, PAGE)
+    window.keep(2, PAGE + 1)
+    assert dict(window.segments) == {0: 1}
+    assert window.table(2) is None
+    for call in (
+        lambda: window.unmap(2),
+        lambda: window.keep(2, 1),
+        lambda: window.keep(0, PAGE + 1),
+    ):
+        with pytest.raises(RegionError, match="segment"):
+            call()
+    window.close()
+    window.close()
+    length = memory.whole_pages(PAGE + 1)
+    assert [entry[:3] for entry in maps(window.base, window.base + RESERVE)] == [
+        (first, first + length, "rw-p"),
+        (second, second + PAGE, "rw-p"),
+    ]
+    memory.view(first, length)[1] = 7
+    assert list(memory.view(first, length)[::PAGE]) == [4, 3]
+    assert list(memory.view(second, PAGE)[:2]) == [20, 0]
+    assert os.pread(region.fd, 2, geometry.offset(4)) == b"\4\0"
+    memory.release(first, length)
+    memory.release(second, PAGE)
+
+
 def test_an_address_that_is_taken(window: Window, region: Region, geometry: Geometry) -> None:
     with pytest.raises(AddressTaken):
         Window.reserve_at(region.fd, geometry, window.base + RESERVE - PAGE, RESERVE)
