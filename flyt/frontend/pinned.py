@@ -61,9 +61,14 @@ def pinned_empty(
     if size <= 0:
         return np.empty(dimensions, kind)
     address = session.allocate_pinned(size, 0, thread.device)
-    holder = _Holder(address, size)
-    session.arrays[address] = size
-    weakref.finalize(holder, _drop, weakref.ref(session), address).atexit = False
+    try:
+        session.arrays[address] = size
+        holder = _Holder(address, size)
+        weakref.finalize(holder, _drop, weakref.ref(session), address).atexit = False
+    except BaseException:  # an interrupt: nobody gets it
+        session.arrays.setdefault(address, size)
+        _drop(weakref.ref(session), address)
+        raise
     flat: np.ndarray[Any, np.dtype[Any]] = np.asarray(holder)
     return flat.view(kind).reshape(dimensions)
 

@@ -16,7 +16,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from flyt.errors import CommandTimeout, DeviceError, ProtocolError, SessionLost
-from flyt.frontend.allocating import allocate
+from flyt.frontend import pinning
+from flyt.frontend.allocating import allocate, free
 from flyt.frontend.attaching import attach
 from flyt.frontend.connection import Connection
 from flyt.frontend.express import Express
@@ -25,7 +26,7 @@ from flyt.frontend.host_calls import HostCalls
 from flyt.frontend.inflight import InflightCommand
 from flyt.frontend.kernels import Kernels
 from flyt.frontend.launcher import Launched, launch
-from flyt.frontend.pointers import Allocation, Place, PointerMap, Space
+from flyt.frontend.pointers import Place, PointerMap
 from flyt.frontend.pools import Pools
 from flyt.frontend.reservations import Reservations
 from flyt.frontend.scheduling import Scheduler
@@ -48,7 +49,6 @@ from flyt.shm.copy import CopyEngine
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-MEMORY_ALLOCATION = 2
 INVALID_DEVICE = 101
 
 log = logging.getLogger("flyt")
@@ -87,7 +87,7 @@ class Session:
         self._engine = CopyEngine(settings.copy_threads)
         self._slots: StagingSlots | None = None
         self._ring: StagingRing | None = None
-        self._users = Users()
+        self.users = Users()
         self._closed = False
         self._kept: dict[int, bytes] = {}
         self._launched: Launched | None = None
@@ -127,7 +127,7 @@ class Session:
             self.scheduler,
             self._way(),
             self._engine,
-            self._users,
+            self.users,
             self.pid,
             self.counts,
         )
@@ -211,12 +211,9 @@ class Session:
 
     def free(self, address: int) -> None:
         """cudaFree of a block's address."""
-        with self.connection.lock:
-            block = self.pointers.remove(address, Space.DEVICE)
-        # The reservation ends after the block: no host mapping may slip in before.
-        self.connection.call(lambda number: m.Free(number, address), size=block.size)
-        with self.connection.lock:
-            self.reservations.give(address, block.size)
+        pending = free(self, address, lambda number: m.Free(number, address))
+        self.connection.wait(pending)
+        self.connection.checked(pending)
 
     def memory_info(self, device: int) -> tuple[int, int]:
         """cudaMemGetInfo: free and total bytes."""
@@ -233,31 +230,16 @@ class Session:
 
     def allocate_pinned(self, size: int, flags: int, device: int) -> int:
         """cudaHostAlloc of ``size`` > 0 bytes: in the window, else (inline) private memory."""
-        if self.memory is None:
-            try:
-                address, index, vpn = memory.anonymous(size), -1, 0
-            except MemoryError as exc:
-                raise DeviceError(MEMORY_ALLOCATION, str(exc)) from exc
-        else:
-            with self._users:
-                address, index, vpn = self.memory.allocate(self.connection, size)
-        with self.connection.lock:
-            self.pointers.add(
-                Allocation(Space.PINNED, address, size, device, index=index, vpn=vpn, flags=flags)
-            )
-        return address
+        return pinning.allocate(self, size, flags, device)
 
     def free_pinned(self, address: int) -> None:
         """cudaFreeHost of an allocation's address."""
-        with self.connection.lock:
-            block = self.pointers.remove(address, Space.PINNED)
-        if block.index < 0:
-            memory.release(address, -(-block.size // memory.OS_PAGE) * memory.OS_PAGE)
-        elif self.memory is None:
-            self.connection.refresh()  # the window went with the session: says so
-        else:
-            with self._users:
-                self.memory.free(self.connection, block.vpn)
+        pinning.free(self, address)
+
+    def leave(self, release: Release, handle: int) -> None:
+        """For the next call to give back; once, however often it is told."""
+        if (release, handle) not in self.garbage:
+            self.garbage.append((release, handle))
 
     def collect(self) -> None:
         """Free what finalizers left."""
@@ -310,7 +292,7 @@ class Session:
         if held is None:
             return
         # In this order: no thread can begin to look once the connection is closed.
-        if self.connection.is_left(GOODBYE_SECONDS) and self._users.wait_for_none(GOODBYE_SECONDS):
+        if self.connection.is_left(GOODBYE_SECONDS) and self.users.wait_for_none(GOODBYE_SECONDS):
             held.close(self._kept)
         else:  # better to leak the mapping than to unmap it under a copy
             log.error("a copy of another thread goes on; the session's window stays mapped")
