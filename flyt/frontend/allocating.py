@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""New memory: of the device, at an address that this process uses for nothing else; and pinned."""
+"""Device memory, at addresses that this process does not use for anything else.
+
+An interrupt loses no block: one that nobody got is freed at the next call, and one that was to be
+freed is freed, then or at once.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from flyt.errors import DeviceError, ProtocolError
-from flyt.frontend.inflight import Make
-from flyt.frontend.lost import CLOSED, DEVICES_UNAVAILABLE, Lost
+from flyt.frontend.inflight import Make, Pending
 from flyt.frontend.pointers import Allocation, Space
 from flyt.frontend.reservations import GRANULE
-from flyt.shm import memory
+from flyt.frontend.streams import Stream
+from flyt.rpc import messages as m
 
 if TYPE_CHECKING:
     from flyt.frontend.session import Session
@@ -39,14 +43,21 @@ def allocate(
     for _ in range(ADDRESS_TRIES):
         # After a collision a whole granule: a smaller block would come from the same one.
         wanted = max(size, GRANULE) if taken else size
-        answer = session.connection.call(make(wanted, taken))
-        if len(answer.values) != 1:
-            raise ProtocolError(f"the backend's answer to {answer.name} holds no address")
-        address = answer.values[0]
-        with session.connection.lock:
-            if session.reservations.take(address, size):
-                session.pointers.add(Allocation(Space.DEVICE, address, size, device, pool=pool))
-                return address
+        sent: list[Pending] = []
+        reserved = False
+        try:
+            address = _address(session.connection.call(make(wanted, taken), sent=sent))
+            with session.connection.lock:
+                reserved = session.reservations.take(address, size)
+                if reserved:
+                    session.pointers.add(Allocation(Space.DEVICE, address, size, device, pool=pool))
+                    return address
+        except BaseException:
+            with session.connection.lock:
+                if reserved and session.pointers.find(address) is None:
+                    session.reservations.give(address, size)
+                _abandon(session, sent)
+            raise
         taken = address
     raise DeviceError(
         MEMORY_ALLOCATION,
@@ -54,36 +65,64 @@ def allocate(
     )
 
 
-def allocate_pinned(
-    session: Session, size: int, flags: int, device: int, *, lasting: bool = False
-) -> Allocation:
-    """``size`` > 0 bytes, in the window, else (inline) in private memory.
+def _address(answer: Pending) -> int:
+    if len(answer.values) != 1:
+        raise ProtocolError(f"the backend's answer to {answer.name} holds no address")
+    return answer.values[0]
 
-    Parameters
-    ----------
-    lasting : bool
-        It is an array's: it stays when the session is closed.
 
-    Raises
-    ------
-    DeviceError
-        cudaErrorMemoryAllocation.
-    Lost
-        The session is closed, or was while the memory was made: nobody would keep it.
+def _abandon(session: Session, sent: list[Pending]) -> None:
+    """Under the lock: nobody gets the block of this command; the next call frees it."""
+
+    def discard(answer: Pending) -> None:
+        if answer.status or len(answer.values) != 1:
+            return  # there is none
+        address = answer.values[0]
+        known = session.pointers.find(address) is not None
+        session.leave(type(session).free if known else _discard, address)
+
+    for pending in sent:
+        if pending.done:
+            discard(pending)
+        else:
+            pending.finish = discard
+
+
+def _discard(session: Session, address: int) -> None:
+    """Free a block that was never in the pointers."""
+    session.connection.call(lambda number: m.Free(number, address))
+
+
+def free(
+    session: Session,
+    address: int,
+    make: Make,
+    *,
+    block: Allocation | None = None,
+    posted: bool = False,
+    stream: Stream | None = None,
+) -> Pending:
+    """Send what frees a block; see `PointerMap.remove`.
+
+    The reservation ends after the block, whatever its answer is: no host mapping may slip in
+    before.
     """
-    with session.users:
-        held = session.memory
-        if session.is_closed:
-            raise Lost(DEVICES_UNAVAILABLE, CLOSED)
-        try:
-            address, index, vpn = (
-                held.allocate(session.connection, size) if held else (memory.anonymous(size), -1, 0)
-            )
-        except MemoryError as exc:
-            raise DeviceError(MEMORY_ALLOCATION, str(exc)) from exc
-        block = Allocation(Space.PINNED, address, size, device, index=index, vpn=vpn, flags=flags)
-        if session.take_in(block, lasting=lasting):
-            return block
-        if index < 0:
-            memory.release(address, memory.whole_pages(size))
-        raise Lost(DEVICES_UNAVAILABLE, CLOSED)
+    gone: Allocation | None = None
+    sent: list[Pending] = []
+    try:
+        with session.connection.lock:
+            gone = found = session.pointers.remove(address, Space.DEVICE, block)
+        return session.connection.submit(
+            make,
+            size=found.size,
+            finish=lambda _: session.reservations.give(address, found.size),
+            posted=posted,
+            stream=stream,
+            sent=sent,
+        )
+    except BaseException:
+        with session.connection.lock:
+            if gone is not None and not sent and session.connection.lost is None:
+                session.pointers.add(gone)  # it is still there; the next call frees it
+                session.leave(type(session).free, address)
+        raise

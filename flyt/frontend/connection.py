@@ -16,10 +16,11 @@ from typing import Any
 import zmq
 
 from flyt.errors import CommandTimeout, DeviceError, ProtocolError
+from flyt.frontend.attempt import Attempt
 from flyt.frontend.express_link import ExpressLink
 from flyt.frontend.flow import Flow
 from flyt.frontend.inflight import InflightTable, Make, Pending, checked
-from flyt.frontend.lost import CLOSED, DEVICES_UNAVAILABLE, INTERRUPTED, Lost
+from flyt.frontend.lost import CLOSED, DEVICES_UNAVAILABLE, Lost
 from flyt.frontend.shield import ShieldedLock
 from flyt.frontend.streams import Event, Stream
 from flyt.frontend.waiting import WaitingRoom
@@ -66,6 +67,7 @@ class Connection:
         self.deferred: DeviceError | None = None
         self.link: ExpressLink | None = None
         self._pinged = self._nudged = 0.0
+        self._heard: list[bytes] | None = None
         with contextlib.ExitStack() as undo:
             undo.callback(self._wire.close)
             self.room = WaitingRoom(
@@ -112,7 +114,8 @@ class Connection:
         event : Event, optional
             The command is the last record of this event.
         sent : list of Pending, optional
-            Gets the command before it goes out: so who is interrupted can tell if it is on its way.
+            Empty; gets the command before it goes out. Who is interrupted finds it there if it is
+            on its way, else nothing has happened: no `finish` either.
 
         Raises
         ------
@@ -125,13 +128,7 @@ class Connection:
                 if self.has_credit():
                     pending = self._made(make, size, pages)
                     pending.finish, pending.posted = finish, posted
-                    if stream is not None:
-                        stream.last = pending
-                    if event is not None:
-                        event.record = pending
-                    if sent is not None:
-                        sent.append(pending)
-                    self._send(pending, payload)
+                    self._send(pending, payload, stream, event, sent)
                     return pending
             self.wait_for_credit()
 
@@ -145,25 +142,27 @@ class Connection:
         pending.wire = m.COMMANDS.encode(command)
         return pending
 
-    def _send(self, pending: Pending, payload: Payload | None = None) -> None:
-        frames: list[Payload] = [pending.wire]
-        if payload is not None:
-            frames.append(payload)
+    def _send(
+        self,
+        pending: Pending,
+        payload: Payload | None = None,
+        stream: Stream | None = None,
+        event: Event | None = None,
+        sent: list[Pending] | None = None,
+    ) -> None:
+        frames: list[Payload] = [pending.wire] if payload is None else [pending.wire, payload]
         if not len(self.inflight):
             self.flow.heard = time.monotonic()  # an idle session's silence means nothing
-        before, sent_before = self._wire.published, self.flow.sent
+        attempt = Attempt(self.inflight, self.flow, stream, event, sent)
+        handed = self._wire.handed
         try:
-            self.inflight.add(pending)
-            self.flow.sent += 1
-            sent = self._wire.send(frames)
+            attempt.begin(pending)
+            alive = self._wire.send(frames)
         except BaseException:  # a handler's, of a signal that another thread got: see the shield
-            if before is None:
-                self._lose(DEVICES_UNAVAILABLE, INTERRUPTED)
-            elif self._wire.published == before:
-                self.inflight.succeed(pending.id)
-                pending.done, self.flow.sent = True, sent_before
+            if self._wire.handed == handed:
+                attempt.undo(pending)
             raise
-        if not sent:
+        if not alive:
             self.ended()
         self.flow.count(pending.posted)
         if self._wire.wants_a_look():
@@ -244,9 +243,10 @@ class Connection:
         if self._closed:
             return
         heard = self.link is not None and self.link.read()
-        while (frames := self._wire.receive()) is not None:
-            heard = True
+        while (frames := self._heard or self._wire.receive()) is not None:
+            heard, self._heard = True, frames  # again, if a handler's exception comes between
             self._dispatch(frames)
+            self._heard = None
             if not self._wire.may_have_more:
                 break
         if heard:

@@ -94,9 +94,10 @@ class InflightTable:
 
     def answer(self, number: int, **answer: Any) -> Pending | None:
         """Take an answered command out; None for an id that is not in flight."""
-        pending = self._pending.pop(number, None)
+        pending = self._pending.get(number)
         if pending is not None:
             self._settle(pending, **answer)
+            self._pending.pop(number, None)  # last: an interrupted answer is told once more
         return pending
 
     def succeed(self, number: int) -> None:
@@ -105,6 +106,11 @@ class InflightTable:
         if pending is not None:
             self._end(pending)
             self._pending.pop(number, None)  # last: an interrupted row is told once more
+
+    def withdraw(self, pending: Pending) -> None:
+        """Of a command that was not sent after all: nobody waits for it, and nothing finishes."""
+        pending.done = True
+        self._pending.pop(pending.id, None)
 
     def fail_all(self, status: int, text: str) -> list[Pending]:
         """Every command ends with this status: the session is lost."""

@@ -10,12 +10,6 @@ DEVICES_UNAVAILABLE = 46
 
 CLOSED = "the session was closed"
 
-INTERRUPTED = (
-    "a signal's handler raised an exception while a command was being sent by ZeroMQ, so nobody "
-    "knows whether it was: start again with flyt.connect()"
-)
-"""Without rings only: those tell."""
-
 
 class Lost(SessionLost):
     """The session is gone; ``code`` is the cudaError_t that every call answers from now on."""

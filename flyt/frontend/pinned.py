@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flyt.frontend import current, leftovers
-from flyt.frontend.allocating import allocate_pinned
+from flyt.frontend import current, leftovers, pinning
 from flyt.frontend.current import thread
 from flyt.frontend.pointers import Allocation
 from flyt.frontend.session import Session
@@ -65,9 +64,13 @@ def pinned_empty(
     session = current.current()
     if size <= 0:
         return np.empty(dimensions, kind)
-    block = allocate_pinned(session, size, 0, thread.device, lasting=True)
-    holder = _Holder(block.address, size)
-    weakref.finalize(holder, _drop, weakref.ref(session), block).atexit = False
+    block = pinning.allocate(session, size, 0, thread.device, lasting=True)
+    try:
+        holder = _Holder(block.address, size)
+        weakref.finalize(holder, _drop, weakref.ref(session), block).atexit = False
+    except BaseException:  # an interrupt: nobody gets it
+        _drop(weakref.ref(session), block)
+        raise
     flat: np.ndarray[Any, np.dtype[Any]] = np.asarray(holder)
     return flat.view(kind).reshape(dimensions)
 

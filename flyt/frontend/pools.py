@@ -10,9 +10,8 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from flyt.errors import DeviceError, ProtocolError
-from flyt.frontend.allocating import allocate
+from flyt.frontend.allocating import allocate, free
 from flyt.frontend.inflight import Make
-from flyt.frontend.pointers import Space
 from flyt.frontend.streams import Stream
 from flyt.rpc import messages as m
 
@@ -120,11 +119,10 @@ class Pools:
             found = session.pointers.find(address)
             if found is None or not found.pool:
                 raise DeviceError(INVALID_VALUE, f"{address:#x} is not of cudaMallocAsync")
-            block = session.pointers.remove(address, Space.DEVICE)
-        self._connection.submit(
+        free(
+            session,
+            address,
             lambda number: m.FreeAsync(number, address, stream.number),
-            size=block.size,
-            finish=lambda _: session.reservations.give(address, block.size),
             posted=True,
             stream=stream,
         )

@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from flyt.errors import CommandTimeout, DeviceError, ProtocolError, SessionLost
-from flyt.frontend import leftovers
-from flyt.frontend.allocating import allocate
+from flyt.frontend import leftovers, pinning
+from flyt.frontend.allocating import allocate, free
 from flyt.frontend.attaching import attach
 from flyt.frontend.connection import Connection
 from flyt.frontend.express import Express
@@ -27,8 +27,8 @@ from flyt.frontend.host_calls import HostCalls
 from flyt.frontend.inflight import InflightCommand
 from flyt.frontend.kernels import Kernels
 from flyt.frontend.launcher import Launched, launch
-from flyt.frontend.lost import CLOSED, DEVICES_UNAVAILABLE
-from flyt.frontend.pointers import Allocation, Place, PointerMap, Space
+from flyt.frontend.lost import CLOSED, DEVICES_UNAVAILABLE, Lost
+from flyt.frontend.pointers import Allocation, Place, PointerMap
 from flyt.frontend.pools import Pools
 from flyt.frontend.reservations import Reservations
 from flyt.frontend.scheduling import Scheduler
@@ -45,7 +45,6 @@ from flyt.rpc import messages as m
 from flyt.rpc.endpoints import Endpoint
 from flyt.rpc.patience import Deadline
 from flyt.rpc.sockets import open_context
-from flyt.shm import memory
 from flyt.shm.copy import CopyEngine
 
 if TYPE_CHECKING:
@@ -210,12 +209,9 @@ class Session:
 
     def free(self, address: int, block: Allocation | None = None) -> None:
         """cudaFree of a block's address; see `PointerMap.remove`."""
-        with self.connection.lock:
-            block = self.pointers.remove(address, Space.DEVICE, block)
-        # The reservation ends after the block: no host mapping may slip in before.
-        self.connection.call(lambda number: m.Free(number, address), size=block.size)
-        with self.connection.lock:
-            self.reservations.give(address, block.size)
+        pending = free(self, address, lambda number: m.Free(number, address), block=block)
+        self.connection.wait(pending)
+        self.connection.checked(pending)
 
     def memory_info(self, device: int) -> tuple[int, int]:
         """cudaMemGetInfo: free and total bytes."""
@@ -230,28 +226,24 @@ class Session:
 
     # --- pinned memory ---
 
-    def take_in(self, block: Allocation, *, lasting: bool) -> bool:
-        """Note new pinned memory; False, and nothing, once the session is being closed."""
+    def take_in(self, block: Allocation, *, lasting: bool) -> Allocation:
+        """Note new pinned memory; Lost once the session is being closed."""
         with self.connection.lock:
             if self.is_closed:
-                return False
+                raise Lost(DEVICES_UNAVAILABLE, CLOSED)
             self.pointers.add(block)
             if lasting:
                 self.arrays[block] = block.address
-        return True
+        return block
 
     def free_pinned(self, address: int, block: Allocation | None = None) -> None:
         """cudaFreeHost of an allocation's address; see `PointerMap.remove`."""
-        with self.connection.lock:
-            block = self.pointers.remove(address, Space.PINNED, block)
-            self.arrays.pop(block, None)
-        if block.index < 0:
-            memory.release(address, memory.whole_pages(block.size))
-        elif (held := self.memory) is None:
-            self.connection.refresh()  # the window went with the session: says so
-        else:
-            with self.users:
-                held.free(self.connection, block.vpn)
+        pinning.free(self, address, block)
+
+    def leave(self, release: Release, handle: int) -> None:
+        """For the next call to give back; once, however often it is told."""
+        if (release, handle) not in self.garbage:
+            self.garbage.append((release, handle))
 
     def destroy_stream(self, handle: int) -> None:
         """cudaStreamDestroy."""

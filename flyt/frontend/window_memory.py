@@ -2,7 +2,7 @@
 """The session's part of the region: its page frames, its page table, its window.
 
 This is where the frontend partitions the region. Virtual page 0 is the control page, the staging
-area follows, and every pinned allocation is a segment of its own.
+area follows, and every pinned allocation is a segment of its own (`flyt.frontend.segments`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import os
 import random
 from collections.abc import Callable
 
-from flyt.errors import AddressTaken, DeviceError, RegionError, RegionFull
+from flyt.errors import AddressTaken, RegionError, RegionFull
 from flyt.frontend.connection import Connection
 from flyt.frontend.inflight import Pending
+from flyt.frontend.segments import Segments, map_zeroed
 from flyt.rpc import messages as m
 from flyt.shm import layout, memory, runs
 from flyt.shm.doorbell import Doorbell
@@ -27,8 +28,6 @@ from flyt.shm.region import Region
 from flyt.shm.runs import Run
 from flyt.shm.table import FrameTable
 from flyt.shm.window import Window, pick_base, reserve_length
-
-MEMORY_ALLOCATION = 2
 
 TRIES = 8
 """Bases, or sets of frames, that are offered before the session gives up on the region."""
@@ -71,13 +70,12 @@ class WindowMemory:
             undo.pop_all()
         self.geometry: Geometry = self._table.geometry
         self.window: Window | None = None
+        self.segments: Segments | None = None
         self.staging = (0, 0)
         self.is_heard = False
         """Whether the backend has heard the doorbell."""
         self._taker = FrameTaker(self._table, self._locks, welcome.session, os.getpid())
         self._refused: set[int] = set()
-        self._used: dict[int, int] = {}
-        self._next = 0
         self._random = random.Random(os.urandom(8))
 
     def _check_epoch(self, wanted: int) -> None:
@@ -124,8 +122,7 @@ class WindowMemory:
             if answer is None:
                 self.window = window
                 self.staging = (self.geometry.page_size, pages * self.geometry.page_size)
-                self._used = {0: 1 + pages}
-                self._next = 1 + pages
+                self.segments = Segments(connection, window, self._taker, 1 + pages)
                 return window.base
             window.close()
             if answer.status == m.Status.ADDRESS_TAKEN:
@@ -155,8 +152,8 @@ class WindowMemory:
     ) -> Pending | None:
         """Map the frames and attach with them; None on success, else the backend's answer."""
         control, rest = runs.split_first(table)
-        page = self._map(window, 0, control)
-        self._map(window, 1, rest)
+        page = map_zeroed(window, 0, control)
+        map_zeroed(window, 1, rest)
         proof = int.from_bytes(os.urandom(8), "little") | 1
         memory.store_word(page + layout.FRONTEND_PROOF, proof)
         rings = native is not None
@@ -202,114 +199,17 @@ class WindowMemory:
             f"no range of {reserve} bytes is free in this process after {TRIES} tries"
         )
 
-    def _map(self, window: Window, vpn: int, table: tuple[Run, ...]) -> int:
-        address = window.map(vpn, table)
-        # Whoever takes a frame zeroes it once more: a stopped process may have written late.
-        memory.fill(address, 0, runs.length(table) * self.geometry.page_size)
-        return address
-
     @staticmethod
     def _proven(page: int, values: tuple[int, ...]) -> bool:
         return len(values) == 2 and memory.load_word(page + layout.BACKEND_PROOF) == values[0]
-
-    # --- pinned segments ---
-
-    def allocate(self, connection: Connection, size: int) -> tuple[int, int, int]:
-        """A segment of at least ``size`` bytes: its address, index and first virtual page.
-
-        Raises
-        ------
-        DeviceError
-            cudaErrorMemoryAllocation when the region has too little left.
-        """
-        window = self._attached()
-        pages = -(-size // self.geometry.page_size)
-        self._refused.clear()
-        for _ in range(TRIES):
-            with connection.lock:
-                vpn = self._find(pages)
-                self._used[vpn] = pages
-            pending = self._grow(connection, window, vpn, pages)
-            if pending.status == 0:
-                return window.address(vpn), vpn * self.geometry.page_size, vpn
-            if pending.status not in (m.Status.ADDRESS_TAKEN, m.Status.FRAMES_REFUSED):
-                connection.checked(pending)
-        raise DeviceError(MEMORY_ALLOCATION, f"no place in the window after {TRIES} tries")
-
-    def _grow(self, connection: Connection, window: Window, vpn: int, pages: int) -> Pending:
-        try:
-            table = self._taker.take(pages, vpn, avoid=self._refused)
-        except RegionFull as exc:
-            with connection.lock:
-                self._used.pop(vpn, None)
-            raise DeviceError(MEMORY_ALLOCATION, str(exc)) from exc
-        let_go: Callable[[tuple[Run, ...]], None] | None = (
-            self._taker.drop
-        )  # until the answer is there, they may be granted
-        try:
-            self._map(window, vpn, table)
-            pending = connection.submit(_grow(vpn, table))
-            connection.wait(pending)
-            let_go = None if pending.status == 0 else self._taker.give_up
-            if pending.status == m.Status.FRAMES_REFUSED:
-                self._refused.update(pending.values)
-            return pending
-        except MemoryError as exc:
-            raise DeviceError(MEMORY_ALLOCATION, str(exc)) from exc
-        finally:
-            if let_go is not None:
-                self._forget(connection, window, vpn, table, let_go)
-
-    def free(self, connection: Connection, vpn: int) -> None:
-        """Give a segment back: the backend lets go first, then this process unmaps and unlocks."""
-        window = self._attached()
-        table = window.table(vpn) or ()
-        try:
-            connection.call(lambda number: m.Shrink(number, vpn))
-        finally:
-            self._forget(connection, window, vpn, table, self._taker.drop)
-
-    def _forget(
-        self,
-        connection: Connection,
-        window: Window,
-        vpn: int,
-        table: tuple[Run, ...],
-        let_go: Callable[[tuple[Run, ...]], None],
-    ) -> None:
-        if window.table(vpn) is not None:
-            window.unmap(vpn)
-        let_go(table)
-        with connection.lock:
-            self._used.pop(vpn, None)
-
-    def _find(self, pages: int) -> int:
-        """First of ``pages`` free virtual pages, searched from where the last one was found: an
-        address comes back late, so a stale pointer hits nothing, and the backend has time to let
-        go of the old mapping."""
-        limit = self._attached().reserve // self.geometry.page_size
-        for start in (self._next, 0):
-            vpn = start
-            while vpn + pages <= limit:
-                clash = next(
-                    (v + n for v, n in self._used.items() if v < vpn + pages and vpn < v + n), None
-                )
-                if clash is None:
-                    self._next = vpn + pages
-                    return vpn
-                vpn = clash
-        raise DeviceError(MEMORY_ALLOCATION, f"the window has no {pages} adjacent free pages")
-
-    def _attached(self) -> Window:
-        if self.window is None:
-            raise RegionError("the session has no window")
-        return self.window
 
     # --- the end ---
 
     def keep(self, vpn: int, size: int) -> None:
         """Make the first bytes of a segment private memory where they are; see `Window.keep`."""
-        self._attached().keep(vpn, size)
+        if self.window is None:
+            raise RegionError("the session has no window")
+        self.window.keep(vpn, size)
 
     def close(self) -> None:
         """Unmap all but what was kept, then unlock the frames."""
@@ -331,7 +231,3 @@ def _attach(
     return lambda number: m.Attach(
         number, token, False, window.base, window.reserve, table, proof, rings
     )
-
-
-def _grow(vpn: int, table: tuple[Run, ...]) -> Callable[[int], m.Grow]:
-    return lambda number: m.Grow(number, vpn, table)

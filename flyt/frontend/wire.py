@@ -98,10 +98,9 @@ class Wire:
         return self._dialer.lost is None
 
     @property
-    def published(self) -> int | None:
-        """Commands in the ring so far: whether an interrupted `send` has happened. None without
-        rings: nobody knows."""
-        return None if self._commands is None else self._commands.written
+    def handed(self) -> int:
+        """Commands handed over so far: whether an interrupted `send` has happened."""
+        return self._dialer.sent if self._commands is None else self._commands.written
 
     @property
     def lost(self) -> str | None:
@@ -118,17 +117,20 @@ class Wire:
             return self._dialer.send(frames)
         first = frames[0]
         fits = len(frames) == 1 and len(first) <= ring.LARGEST
+        written, sent = commands.written, self._dialer.sent
         try:
             asleep = commands.write(bytes(first) if fits else ring.ELSEWHERE)
+            if not fits:
+                return self._by_dialer(frames)
+            return self._wake() if asleep else self._dialer.lost is None
         except RegionError as exc:
             self._dialer.lost = self._dialer.lost or f"{self.endpoint}: {exc}"
             return False
         except BaseException:  # an interrupt, perhaps behind the command: it must be heard of
+            if commands.written != written and not fits and self._dialer.sent == sent:
+                self._by_dialer(frames)  # what was announced has to come
             self.nudge()
             raise
-        if not fits:
-            return self._by_dialer(frames)
-        return self._wake() if asleep else self._dialer.lost is None
 
     def _wake(self) -> bool:
         try:

@@ -10,28 +10,11 @@ from collections.abc import Iterator
 import zmq
 
 from flyt.errors import ConfigurationError
+from flyt.rpc.frames import Inbox, Outbox
 
 _REPORT = struct.Struct("=Hi")
 """Event and value, as zmq_socket_monitor(3) lays out a report's first frame. pyzmq's reader of it
 imports asyncio, which is a tenth of the start of a client, and of a worker."""
-
-
-class Frames:
-    """Reads whole messages without blocking, and loses none to a Ctrl-C between two frames."""
-
-    def __init__(self, socket: zmq.Socket[bytes]) -> None:
-        self._socket = socket
-        self._parts: list[bytes] = []
-
-    def next(self) -> list[bytes] | None:
-        parts, socket = self._parts, self._socket
-        while not parts or socket.getsockopt(zmq.RCVMORE):
-            if not int(socket.get(zmq.EVENTS)) & zmq.POLLIN:
-                return None
-            # `map` hands the frame over in the same step that takes it off the socket.
-            parts.extend(map(socket.recv, (zmq.NOBLOCK,)))
-        self._parts = []
-        return parts
 
 
 @contextlib.contextmanager
@@ -72,8 +55,8 @@ class Monitored:
             undo.callback(self.monitor.close, 0)
             self.monitor.connect(address)
             undo.pop_all()
-        self.messages = Frames(self.socket)
-        self._reports = Frames(self.monitor)
+        self.inbox, self.outbox = Inbox(self.socket), Outbox(self.socket)
+        self._reports = Inbox(self.monitor)
 
     def events(self) -> Iterator[tuple[int, int]]:
         """(event, value) pairs that came since the last call."""
@@ -81,6 +64,8 @@ class Monitored:
             yield _REPORT.unpack(frames[0])
 
     def close(self) -> None:
+        for end in (self.inbox, self.outbox, self._reports):
+            end.close()
         self.socket.disable_monitor()
         self.monitor.close(0)
         self.socket.close()

@@ -300,7 +300,7 @@ class Dialer:
 
     def receive(self) -> list[bytes] | None:
         """The next message's frames, or None; never waits."""
-        return self._wire.messages.next()
+        return self._wire.inbox.next()
 
     def check(self) -> None:
         """Take note of what happened to the connection."""
@@ -335,11 +335,12 @@ class Dialer:
         waits."""
         if self.lost is not None:  # libzmq would queue it for a connection that never comes
             return False
-        try:
-            self._wire.socket.send_multipart(frames, zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        return True
+        return self._wire.outbox.send(frames)
+
+    @property
+    def sent(self) -> int:
+        """Messages handed over so far: whether an interrupted `send` has happened."""
+        return self._wire.outbox.sent
 
     def close(self) -> None:
         self.descriptor = -1

@@ -7,11 +7,9 @@ the shield of the connection's lock does not keep off.
 
 from __future__ import annotations
 
-import linecache
 import signal
 import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -23,13 +21,15 @@ from flyt.frontend import connection, express, express_link, inflight, staging_r
 from flyt.rpc import messages as m
 from flyt.rpc.patience import Deadline
 from flyt.shm import ring
+from tests.pair.interrupter import Interrupter, Lines
 from tests.pair.test_express import D2H, H2D, SIZE
 
 pytestmark = pytest.mark.skipif(ring.usable() is None, reason="the short way needs rings")
 
-FILES = {module.__file__ for module in (express, express_link, inflight, staging_ring)}
-FUNCTIONS = {"succeeded"}
-"""Of connection.py, which is the general way's for the most part."""
+LINES: Lines = {
+    **{module.__file__: None for module in (express, express_link, inflight, staging_ring)},
+    connection.__file__: {"succeeded"},  # the rest is the general way's for the most part
+}
 
 SETTLE = 2.5
 """Seconds: all that is on its way has come by then."""
@@ -44,30 +44,6 @@ CALLS: dict[str, Callable[[int, Any, int], Any]] = {
         device, pinned, SIZE, H2D, 0
     ),
 }
-
-
-class Interrupter:
-    """Raises KeyboardInterrupt at the ``at``-th line of the short way; ``where`` is that line."""
-
-    def __init__(self, at: int) -> None:
-        self._left = at
-        self.where = ""
-
-    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
-        code = frame.f_code
-        of_connection = code.co_filename == connection.__file__ and code.co_name in FUNCTIONS
-        return self._line if code.co_filename in FILES or of_connection else None
-
-    def _line(self, frame: FrameType, event: str, _: Any) -> Any:
-        # At a `try:`, and between the end of a `with` and its __exit__, the interpreter runs no
-        # handler, and its tables of exceptions have gaps.
-        text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
-        if event == "line" and not self.where and not text.startswith(("with ", "try:")):
-            self._left -= 1
-            if not self._left:
-                self.where = f"{frame.f_code.co_name}, line {frame.f_lineno}"
-                raise KeyboardInterrupt
-        return self._line
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -85,7 +61,7 @@ def test_an_interrupt_at_any_line_loses_nothing(
                 each(device, data, pinned)
         assert cudart.cudaDeviceSynchronize() == (0,)
         at += 1
-        interrupter = Interrupter(at)
+        interrupter = Interrupter(at, LINES)
         sys.settrace(interrupter)
         try:
             CALLS[name](device, data, pinned)

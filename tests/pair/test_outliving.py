@@ -121,9 +121,9 @@ def test_a_thread_that_uses_an_array_notices_nothing(
 
 MADE_MEANWHILE = """
 from flyt.frontend.users import Users
-from flyt.frontend.window_memory import WindowMemory
+from flyt.frontend.segments import Segments
 
-allocate, wait = WindowMemory.allocate, Users.wait_for_none
+allocate, wait = Segments.allocate, Users.wait_for_none
 allocated, closing = threading.Event(), threading.Event()
 
 def slow_allocate(self, *details):
@@ -136,7 +136,7 @@ def told_wait(self, seconds):
     closing.set()
     return wait(self, seconds)
 
-WindowMemory.allocate, Users.wait_for_none = slow_allocate, told_wait
+Segments.allocate, Users.wait_for_none = slow_allocate, told_wait
 made, failed = [], []
 
 def work():
@@ -148,7 +148,7 @@ def work():
 thread = threading.Thread(target=work)
 thread.start()
 assert allocated.wait(30)
-WindowMemory.allocate = allocate
+Segments.allocate = allocate
 end()
 thread.join()
 for array in made:

@@ -8,8 +8,7 @@ from typing import Any
 from cuda.bindings.runtime import cudaMemoryType, cudaPointerAttributes
 
 from flyt.errors import DeviceError
-from flyt.frontend import current
-from flyt.frontend.allocating import allocate_pinned
+from flyt.frontend import current, pinning
 from flyt.frontend.api.convention import INVALID_VALUE, Answer, cuda
 from flyt.frontend.current import thread
 from flyt.frontend.hostmem import check_source, pointer, size_t
@@ -93,7 +92,7 @@ def _host_alloc(size: int, flags: int) -> Answer:
     session.connection.raise_deferred()
     if not 0 <= flags <= HOST_ALLOC_FLAGS:
         raise DeviceError(INVALID_VALUE, f"cudaHostAlloc knows no flags {flags:#x}")
-    return (allocate_pinned(session, count, flags, thread.device).address if count else 0,)
+    return (pinning.allocate(session, count, flags, thread.device).address if count else 0,)
 
 
 @cuda(0)
