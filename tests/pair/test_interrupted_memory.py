@@ -93,9 +93,12 @@ def holdings(session: Any) -> dict[str, Any]:
 
 
 def owned_frames(session: Any) -> int:
-    """Page frames of the region that are not free, once the keeper has cleaned them."""
-    states = [int(state) for state in session.memory._table.states()]
-    return len(states) - states.count(int(FrameState.FREE))
+    """Page frames of this session that are not free; the one before may still be cleaned up."""
+    table = session.memory._table
+    return sum(
+        state != FrameState.FREE and table.owner(frame).session == session.welcome.session
+        for frame, state in enumerate(table.states())
+    )
 
 
 @pytest.mark.parametrize(
