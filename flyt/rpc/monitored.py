@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import struct
 from collections.abc import Iterator
 
@@ -11,6 +12,8 @@ import zmq
 
 from flyt.errors import ConfigurationError
 from flyt.rpc.frames import Inbox, Outbox
+
+_numbers = itertools.count()
 
 _REPORT = struct.Struct("=Hi")
 """Event and value, as zmq_socket_monitor(3) lays out a report's first frame. pyzmq's reader of it
@@ -49,7 +52,8 @@ class Monitored:
         with contextlib.ExitStack() as undo:
             self.socket = context.socket(kind)
             undo.callback(self.socket.close, 0)
-            address = f"inproc://monitor.{id(self.socket):x}"
+            # Never the same again: libzmq lets go of a closed socket's address in its own time.
+            address = f"inproc://monitor.{next(_numbers)}"
             self.socket.monitor(address, events)
             self.monitor = context.socket(zmq.PAIR)
             undo.callback(self.monitor.close, 0)

@@ -717,3 +717,10 @@ def test_without_descriptors_nothing_is_left_open(kind: str, folder: Path) -> No
     )
     assert result.returncode == 0, result.stderr
     assert int(result.stdout) >= 2
+
+
+def test_many_come_and_go_at_once(context: Context) -> None:
+    """The addresses of their monitors are let go of in libzmq's own time."""
+    endpoint = Endpoint.parse("ipc:///nowhere")
+    for _ in range(300):
+        Dialer(context, endpoint).close()
