@@ -98,6 +98,7 @@ class Connection:
         stream: Stream | None = None,
         event: Event | None = None,
         sent: list[Pending] | None = None,
+        spare: int = 0,
     ) -> Pending:
         """Send one command, in order with all others of the session.
 
@@ -116,6 +117,8 @@ class Connection:
         sent : list of Pending, optional
             Empty; gets the command before it goes out. Who is interrupted finds it there if it is
             on its way, else nothing has happened: no `finish` either.
+        spare : int
+            Credits that it may take beyond those there are.
 
         Raises
         ------
@@ -125,16 +128,12 @@ class Connection:
         while True:
             with self.lock:
                 self._check()
-                if self.has_credit():
+                if self.has_credit(spare):
                     pending = self._made(make, size, pages)
                     pending.finish, pending.posted = finish, posted
                     self._send(pending, payload, stream, event, sent)
                     return pending
-            self.wait_for_credit()
-
-    def wait_for_credit(self) -> None:
-        """Return when there is a credit."""
-        self._wait(self.has_credit, None)
+            self._wait(lambda: self.has_credit(spare), None)
 
     def _made(self, make: Make, size: int = 0, pages: tuple[int, int] = (0, 0)) -> Pending:
         command = make(self.inflight.next_id())

@@ -38,6 +38,6 @@ class Flow:
         else:
             self.calls += 1
 
-    def has_credit(self) -> bool:
-        """Whether a command may be sent now."""
-        return self.sent - self.taken < self._credits
+    def has_credit(self, spare: int = 0) -> bool:
+        """Whether a command may be sent now, be it on so many credits more than there are."""
+        return self.sent - self.taken < self._credits + spare

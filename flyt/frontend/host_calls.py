@@ -24,6 +24,10 @@ MOST_WAITING = 128
 """Functions that wait for their streams before the next launch waits too; the backend, which keeps
 a place in memory for each, takes twice as many."""
 
+SPARE = 16
+"""Credits for the return of a function beyond all others: commands that wait for it may have those.
+The backend takes it whatever else waits, and a ring has 32 places more than there are credits."""
+
 CLOSE_SECONDS = 5.0
 """How long the end of a session waits for a function that runs."""
 
@@ -167,7 +171,7 @@ class HostCalls:
         if not pending.ended:
             try:
                 self._connection.submit(
-                    lambda number: m.HostReturn(number, pending.id), posted=True
+                    lambda number: m.HostReturn(number, pending.id), posted=True, spare=SPARE
                 )
             except FlytError as exc:
                 log.debug("a host function returned to a lost session: %s", exc)

@@ -145,7 +145,7 @@ class StagedWay:
             if oldest is not None:
                 connection.wait(oldest)
             else:
-                connection.wait_for_credit()
+                connection.room.wait(connection.has_credit, None)
         self._statistics.add("staged_h2d_bytes", size)
 
     def to_host(self, rows: Rows, stream: Stream) -> None:

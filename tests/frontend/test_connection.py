@@ -122,7 +122,7 @@ def test_close_under_threads_that_wait_for_credit(
     connection = connect(credits=1)
     connection.submit(m.Ping)
     for _ in range(4):
-        background.start(connection.wait_for_credit)
+        background.start(lambda: connection.room.wait(connection.has_credit, None))
     time.sleep(0.1)
     connection.close()
     errors = background.finish()

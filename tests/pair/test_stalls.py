@@ -59,7 +59,7 @@ class Uploads:
     """Threads that copy to the device, each on a stream and to a block of its own if not told."""
 
     def __init__(self, count: int, size: int, stream: int | None = None) -> None:
-        self.data = [np.full(size, 17 * number + 3, np.uint8) for number in range(count)]
+        self.data = [np.full(size, 1 + 17 * number % 251, np.uint8) for number in range(count)]
         self.blocks = [int(ok(cudart.cudaMalloc(size))) for _ in range(count)]
         self.answers: list[tuple[int, int]] = []
         self._threads = [
@@ -94,9 +94,11 @@ def under_way() -> int:
     return sum(command.name == "Push" for command in flyt.inflight())
 
 
+@pytest.mark.parametrize("threads", [3, 70], ids=["slots", "credits"])
 def test_a_host_function_returns_while_copies_of_several_threads_wait_for_it(
-    inline: Connect,
+    inline: Connect, threads: int
 ) -> None:
+    """More copies than the worker has slots for, or than the client has credits for."""
     inline()
     stream, begun, go = ok(cudart.cudaStreamCreate()), threading.Event(), threading.Event()
 
@@ -105,8 +107,9 @@ def test_a_host_function_returns_while_copies_of_several_threads_wait_for_it(
         go.wait(LIMIT)
 
     launch(stream, function)
-    uploads = Uploads(3, 5 * CHUNK + 7, stream)
-    assert eventually(lambda: under_way() == 3 * INLINE_DEPTH > SLOTS)
+    uploads = Uploads(threads, 5 * CHUNK + 7, stream)
+    wanted = min(threads * INLINE_DEPTH, m.CREDITS)
+    assert eventually(lambda: under_way() >= wanted)
     assert begun.wait(LIMIT)
     go.set()
     uploads.end()
