@@ -206,7 +206,7 @@ class StagedWay:
     def _pack(self, flight: _Flight) -> None:
         part, slot = flight.part, flight.held[0].address
         if part.height == 1:
-            self._engine.post(flight.jobs, slot, part.host, part.width)
+            self._engine.post(flight.jobs, slot, part.host, part.width, read_soon=True)
         else:
             _gather(slot, part)
 

@@ -272,3 +272,31 @@ def test_a_move_may_overlap(shift: int) -> None:
     wanted[4096 + shift : 4096 + shift + size] = data[4096 : 4096 + size]
     copy.move(data.ctypes.data + 4096 + shift, data.ctypes.data + 4096, size)
     assert np.array_equal(data, wanted)
+
+
+@pytest.mark.skipif(copy.native() is None, reason="no C compiler was there")
+@pytest.mark.parametrize(
+    ("threads", "read_soon", "size", "streams"),
+    [
+        (2, False, copy.STREAMED_FROM, True),
+        (2, True, copy.STREAMED_FROM, True),
+        (12, False, copy.STREAMED_FROM, True),
+        (12, True, copy.STREAMED_FROM, False),
+        (2, False, copy.STREAMED_FROM - 1, False),
+    ],
+)
+def test_what_goes_past_the_caches(
+    monkeypatch: pytest.MonkeyPatch, threads: int, read_soon: bool, size: int, streams: bool
+) -> None:
+    engine, seen = CopyEngine(threads), []
+    begin = Job.begin
+    monkeypatch.setattr(
+        Job, "begin", lambda *a, streams: (seen.append(streams), begin(*a, streams=streams))
+    )
+    source, target = _random(size), np.zeros(size, np.uint8)
+    jobs: list[Job] = []
+    engine.post(jobs, target.ctypes.data, source.ctypes.data, size, read_soon=read_soon)
+    engine.wait(jobs)
+    engine.close()
+    assert seen == [streams]
+    assert np.array_equal(source, target)
