@@ -77,14 +77,14 @@ class Express:
     def to_host(self, host: int, address: int, size: int, handle: int, device: int) -> bool:
         """cudaMemcpyAsync to host memory; to pageable memory it is complete on return. See
         `to_device`."""
-        pending: Pending | None = None
+        held: list[Pending] = []
         try:
             with self._lock:
                 stream = self._checked(address, size, handle, device)
                 if stream is None:
                     return False
                 if self._pointers.is_free(host, size):
-                    pending = self._to_cell(host, address, size, stream)
+                    pending = self._to_cell(host, address, size, stream, held)
                 else:
                     pending = self._pinned(COPY_OUT, address, host, size, stream, device)
                 if pending is None:
@@ -94,8 +94,8 @@ class Express:
             else:
                 self._end(pending)
         except BaseException:
-            if pending is not None:
-                self._leave(pending)
+            for left in held:
+                self._leave(left)
             raise
         return True
 
@@ -149,37 +149,29 @@ class Express:
         self._counts.add("pinned_h2d_bytes" if code == COPY_IN else "pinned_d2h_bytes", size)
         return pending
 
-    def _to_cell(self, host: int, address: int, size: int, stream: Stream) -> Pending | None:
-        """Ask for bytes of the device by way of the cell; if they come at once they are copied."""
+    def _to_cell(
+        self, host: int, address: int, size: int, stream: Stream, held: list[Pending]
+    ) -> Pending | None:
+        """Ask for bytes of the device by way of the cell; if they come at once they are copied.
+        ``held`` gets the command that may have the cell, for whoever is interrupted."""
         cell = self._ring.cell
         if size > self._ring.cell_size or self._reader is not None:
             return None
         pending = self._link.new(COPY_OUT, size, (cell.at, size))
         command = ExpressCommand(COPY_OUT, address, cell.at, size, stream)
-        try:
-            if not self._link.ask(pending, command, self._claim):
-                self._reader = None
-                return None
-            self._counts.add("staged_d2h_bytes", size)
-            if pending.done and not pending.status:
-                memory.copy(host, cell.address, size)
-                self._reader = None
-        except BaseException:
-            self._let_go(pending)
-            raise
-        return pending
 
-    def _claim(self, pending: Pending) -> None:
-        self._reader = pending
+        def claim(sent: Pending) -> None:
+            held.append(sent)
+            self._reader = sent
 
-    def _let_go(self, pending: Pending) -> None:
-        """The cell is free when the answer is there."""
-        if self._reader is not pending:
-            return
-        if pending.done:
+        if not self._link.ask(pending, command, claim):
             self._reader = None
-        else:
-            pending.finish = self._free
+            return None
+        self._counts.add("staged_d2h_bytes", size)
+        if pending.done and not pending.status:
+            memory.copy(host, cell.address, size)
+            self._reader = None
+        return pending
 
     def _free(self, _: Pending) -> None:
         self._reader = None
@@ -206,6 +198,11 @@ class Express:
         checked(pending)
 
     def _leave(self, pending: Pending) -> None:
-        """After an interrupt, or the session's end."""
+        """After an interrupt, or the session's end: the cell is free when the answer is there."""
         with self._lock:
-            self._let_go(pending)
+            if self._reader is not pending:
+                return
+            if pending.done:
+                self._reader = None
+            else:
+                pending.finish = self._free
