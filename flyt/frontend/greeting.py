@@ -87,7 +87,8 @@ def _answer(dialer: Dialer, message: Question, deadline: Deadline) -> Answer:
         if dialer.lost is not None and dialer.refused:
             raise HandshakeError(dialer.lost)
         if dialer.lost is not None:
-            raise SessionLost(f"{dialer.lost}; is flyt-backend running?")
+            question = "" if dialer.forbidden else "; is flyt-backend running?"
+            raise SessionLost(f"{dialer.lost}{question}")
         if not deadline.left():
             what = type(message).__name__
             raise CommandTimeout(f"{dialer.endpoint}: no answer to {what} in time")

@@ -214,7 +214,12 @@ class Segments:
                     self._next = vpn + pages
                     return vpn
                 vpn = clash
-        raise DeviceError(MEMORY_ALLOCATION, f"the window has no {pages} adjacent free pages")
+        page = self._window.geometry.page_size
+        raise DeviceError(
+            MEMORY_ALLOCATION,
+            f"no {pages * page} bytes in a row are free among the {limit * page} that a session "
+            "has for pinned memory: free some, or start flyt-backend with a larger --size",
+        )
 
 
 def map_zeroed(window: Window, vpn: int, table: tuple[Run, ...]) -> int:

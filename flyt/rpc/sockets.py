@@ -253,6 +253,8 @@ class Dialer:
         The connection's descriptor once connected, else -1. A forked child closes it.
     lost : str or None
         Why the connection ended, once it did. Kept up to date by `check`.
+    forbidden : bool
+        Whether the socket is there, and not for this user.
     refused : bool
         Whether it ended because the two sides' keys, or their want of them, do not fit.
     """
@@ -271,7 +273,7 @@ class Dialer:
         self.endpoint = endpoint
         self.descriptor = -1
         self.lost: str | None = None
-        self.refused = False
+        self.refused = self.forbidden = False
         self._inode = 0
         with made(f"can't dial {endpoint}") as undo:
             self._wire = Monitored(context, zmq.DEALER, int(zmq.EVENT_CONNECTED) | sum(_ENDS))
@@ -327,7 +329,11 @@ class Dialer:
         if event == zmq.EVENT_CLOSED and self.endpoint.scheme == "ipc" and os.path.exists(path):
             owner, mode = os.stat(path).st_uid, stat.S_IMODE(os.stat(path).st_mode)
             if not os.access(path, os.W_OK):
-                return f"this user may not use the socket (owner uid {owner}, mode {mode:o})"
+                self.forbidden = True
+                return (
+                    f"this user may not use the socket (owner uid {owner}, mode {mode:o}): "
+                    "start flyt-backend under a umask that lets this user in"
+                )
         return _ENDS.get(event, "the connection ended")
 
     def send(self, frames: Sequence[Payload]) -> bool:
