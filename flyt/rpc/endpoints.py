@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import os
+import stat
 
 from flyt.errors import ConfigurationError
 
@@ -109,3 +110,12 @@ def port_range(text: str) -> tuple[int, int]:
 def _digits(text: str) -> int:
     """A number of ASCII digits, few enough for a port; -1 for anything else."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _PORT_DIGITS else -1
+
+
+def unlink_socket(path: str) -> None:
+    """Remove a socket's name; anything else of that name stays."""
+    try:
+        if stat.S_ISSOCK(os.stat(path).st_mode):
+            os.unlink(path)
+    except FileNotFoundError:
+        return  # libzmq removed it itself

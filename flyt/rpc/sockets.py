@@ -18,7 +18,7 @@ import zmq
 from flyt.errors import ConfigurationError
 from flyt.rpc import curve
 from flyt.rpc.connections import Connections, Peer, inode_of
-from flyt.rpc.endpoints import Endpoint, port_range
+from flyt.rpc.endpoints import Endpoint, port_range, unlink_socket
 from flyt.rpc.keys import ClientKeys, KeyPair
 from flyt.rpc.monitored import Monitored, made
 
@@ -189,7 +189,7 @@ class Listener:
     def close(self) -> None:
         self._wire.close()
         if self.endpoint.scheme == "ipc":
-            _unlink_socket(self.endpoint.path)
+            unlink_socket(self.endpoint.path)
 
 
 def _bind(socket: zmq.Socket[bytes], address: str) -> Endpoint:
@@ -212,14 +212,6 @@ def _bind(socket: zmq.Socket[bytes], address: str) -> Endpoint:
             return Endpoint("tcp", host=host.strip("[]"), port=bound.port)
         return bound
     raise ConfigurationError(f"can't listen on {address}: {reason}") from reason
-
-
-def _unlink_socket(path: str) -> None:
-    try:
-        if stat.S_ISSOCK(os.stat(path).st_mode):
-            os.unlink(path)
-    except FileNotFoundError:
-        return  # libzmq removed it itself
 
 
 _ENDS = {

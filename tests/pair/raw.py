@@ -480,3 +480,20 @@ class Honest:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.communicate()
+
+
+class Evaluator:
+    """A client that says "ready" when it is, and then evaluates what it is told, line by line."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.pid = process.pid
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+
+    def says(self, line: str) -> str:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().strip()

@@ -17,6 +17,7 @@ import pytest
 
 import flyt
 import flyt as cudart
+from tests.pair.conftest import free_bytes
 
 D2H = cudart.cudaMemcpyKind.cudaMemcpyDeviceToHost
 H2D = cudart.cudaMemcpyKind.cudaMemcpyHostToDevice
@@ -96,12 +97,6 @@ def on_device(made: flyt.DeviceArray) -> bytes:
     raw = np.empty(made.nbytes, np.uint8)
     assert cudart.cudaMemcpy(raw, made.ptr, raw.nbytes, D2H) == (0,), flyt.last_failure()
     return raw.tobytes()
-
-
-def free_bytes() -> int:
-    error, free, _ = cudart.cudaMemGetInfo()
-    assert error == 0, flyt.last_failure()
-    return int(free)
 
 
 LARGE = 64 << 20

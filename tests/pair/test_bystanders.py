@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.pair.raw import LIMIT, SOON, RegionView, eventually, session_of, worker_of
+from tests.pair.raw import LIMIT, SOON, Evaluator, RegionView, eventually, session_of, worker_of
 
 DEVICES_UNAVAILABLE = 46
 ILLEGAL_ADDRESS = 700
@@ -65,21 +65,8 @@ print(a.any())
 """
 
 
-class Bystander:
+class Bystander(Evaluator):
     """A client whose array holds 5s, which evaluates what it is told."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        self.pid = process.pid
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-
-    def says(self, line: str) -> str:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-        return self.process.stdout.readline().strip()
 
     def has_its_bytes(self) -> bool:
         return self.says("(a == 5).all()") == "True"

@@ -17,6 +17,7 @@ import pytest
 
 import flyt
 import flyt as cudart
+from tests.pair.conftest import free_bytes
 
 K = cudart.cudaMemcpyKind
 H2D, D2H = K.cudaMemcpyHostToDevice, K.cudaMemcpyDeviceToHost
@@ -106,10 +107,6 @@ def eventually(condition: Callable[[], bool]) -> bool:
             return False
         time.sleep(0.02)
     return True
-
-
-def free_bytes() -> int:
-    return int(cudart.cudaMemGetInfo()[1])
 
 
 def shared_block() -> tuple[int, str]:

@@ -25,7 +25,7 @@ from flyt.errors import RegionError
 from flyt.rpc import messages as m
 from flyt.shm.private import PRIVATE, fetch
 from tests.conftest import others_use
-from tests.pair.raw import LIMIT, SOON, eventually, say, session_of, status
+from tests.pair.raw import LIMIT, SOON, Evaluator, eventually, say, session_of, status
 
 PER_CLIENT = ["--region", "per-client"]
 NOBODY = 65534
@@ -61,21 +61,8 @@ for line in sys.stdin:
 """
 
 
-class Holder:
+class Holder(Evaluator):
     """A client with memory of every kind, which also evaluates what it is told."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        self.pid = process.pid
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-
-    def says(self, line: str) -> str:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-        return self.process.stdout.readline().strip()
 
 
 @pytest.fixture(scope="module")
