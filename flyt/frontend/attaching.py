@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 from flyt.errors import RegionError
 from flyt.frontend.connection import Connection
+from flyt.frontend.express_link import Area
 from flyt.frontend.settings import Settings
 from flyt.frontend.staging import StagingSlots
 from flyt.frontend.staging_ring import (
-    CELL_BYTES,
-    CELL_SHARE,
     MIN_RING_BYTES,
     RING_BYTES,
+    SHARE_OF_RING,
     SHARE_OF_STAGING,
     StagingRing,
 )
@@ -41,6 +41,8 @@ class Attached(NamedTuple):
     memory: WindowMemory | None = None
     slots: StagingSlots | None = None
     ring: StagingRing | None = None
+    area: Area | None = None
+    """The short way's, where there are rings."""
     doorbell: Doorbell | None = None
     """The connection's; to see how often it was rung."""
 
@@ -173,10 +175,10 @@ def _stage(
         )
     small = min(small, length // SHARE_OF_STAGING // 4096 * 4096)
     length -= small
-    cell = min(CELL_BYTES, small // CELL_SHARE)
-    return Attached(
-        memory,
-        StagingSlots(base + index, index, length, count, size),
-        StagingRing(base + index + length, index + length, small - cell, cell),
-        doorbell,
-    )
+    slots = StagingSlots(base + index, index, length, count, size)
+    index, length = index + length, small
+    area = None
+    if native is not None:
+        length = small // SHARE_OF_RING // 4096 * 4096
+        area = Area.over(base + index + length, index + length, small - length)
+    return Attached(memory, slots, StagingRing(base + index, index, length), area, doorbell)

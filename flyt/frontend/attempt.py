@@ -20,7 +20,8 @@ class Attempt:
     event : Event, optional
         The command is to be its record.
     sent : list of Pending, optional
-        Empty; gets the command.
+        Empty; gets the command before it goes out. Who is interrupted finds it there if it is on
+        its way, else nothing has happened, and nothing finishes.
     """
 
     __slots__ = ("_event", "_flow", "_inflight", "_last", "_record", "_sent", "_stream", "_told")

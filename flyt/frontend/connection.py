@@ -49,13 +49,9 @@ class Connection:
     """
 
     def __init__(
-        self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        endpoint: Endpoint,
-        heartbeat_ms: int,
-        window: int,
-        keys: ClientKeys | None = None,
-    ) -> None:
+        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: Endpoint, heartbeat_ms: int,
+        window: int, keys: ClientKeys | None = None,
+    ) -> None:  # fmt: skip
         self.lock = ShieldedLock()
         self.inflight = InflightTable()
         self.lost: Lost | None = None
@@ -66,6 +62,7 @@ class Connection:
         self.has_credit = self.flow.has_credit
         self.deferred: DeviceError | None = None
         self.link: ExpressLink | None = None
+        self._let_go: Callable[[int, int], object] = lambda _first, _count: None
         self._pinged = self._nudged = 0.0
         self._heard: list[bytes] | None = None
         with contextlib.ExitStack() as undo:
@@ -83,6 +80,7 @@ class Connection:
         with self.lock:
             self._wire.use_rings(native, control_page, doorbell)
             self.link = ExpressLink(self, native, self._wire)
+            self._let_go = self.link.answered
 
     # --- sending ---
 
@@ -115,8 +113,7 @@ class Connection:
         event : Event, optional
             The command is the last record of this event.
         sent : list of Pending, optional
-            Empty; gets the command before it goes out. Who is interrupted finds it there if it is
-            on its way, else nothing has happened: no `finish` either.
+            See `Attempt`.
         spare : int
             Credits that it may take beyond those there are.
 
@@ -266,9 +263,10 @@ class Connection:
             return
         self.flow.taken = max(self.flow.taken, reply.taken)
         if kind is m.Done:
-            self.succeeded(reply.taken, reply.first, reply.count)
+            self.succeeded(reply.first, reply.count)
         if kind is not m.Result:
             return
+        self._let_go(reply.id, 1)
         pending = self.inflight.answer(
             reply.id, status=reply.status, text=reply.text, values=reply.values,
             payload=frames[1] if len(frames) > 1 else None,
@@ -281,12 +279,11 @@ class Connection:
             elif not pending.posted and self.deferred and self.deferred.code == reply.status:
                 self.deferred = None  # the caller hears of it now, and once is enough
 
-    def succeeded(self, taken: int, first: int, count: int) -> None:
+    def succeeded(self, first: int, count: int) -> None:
         """Under the lock: the answer to ``count`` commands from number ``first`` on has come."""
-        flow = self.flow
-        flow.taken = max(flow.taken, taken)
-        if count > flow.sent:
-            text = f"the backend answered {count} commands at once, {flow.sent} were sent"
+        self._let_go(first, count)
+        if count > self.flow.sent:
+            text = f"the backend answered {count} commands at once, {self.flow.sent} were sent"
             self._lose(DEVICES_UNAVAILABLE, text)
             return
         for number in range(first, first + count):
@@ -331,6 +328,8 @@ class Connection:
                 return
             self._lose(DEVICES_UNAVAILABLE, reason)
             self._closed = True
+            if self.link is not None:
+                self.link.end()
             self._wire.close()
             self.room.close()
 

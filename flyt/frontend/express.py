@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The short way of plain copies and fills: checked, encoded, sent and noted under one lock.
+"""The short way of plain copies and fills: one call of C does and notes it all.
 
 What `flyt.frontend.api`, `transfer`, `ways` and `connection` do in a hundred calls for any copy is
-done here in a few for the plainest: between the device and pinned memory, or a few KiB of pageable
+done here in one for the plainest: between the device and pinned memory, or a few KiB of pageable
 memory, in a session with rings and with nothing else to see to. Each function tells whether it was
 that; if not, nothing has happened, and the general way finds out the rest. The same checks lead to
 the same messages in the same order.
@@ -10,17 +10,31 @@ the same messages in the same order.
 
 from __future__ import annotations
 
+from threading import get_ident
 from typing import TYPE_CHECKING
 
-from flyt.frontend.express_link import COPY_IN, COPY_OUT, FILL, ExpressCommand, ExpressLink
+from flyt.frontend.express_link import Area, ExpressLink
 from flyt.frontend.inflight import Pending, checked
-from flyt.frontend.pointers import Space
-from flyt.frontend.staging_ring import StagingRing
-from flyt.frontend.streams import Stream
+from flyt.frontend.streams import LEGACY_EXPLICIT
 from flyt.shm import memory
+from flyt.shm.native import Native, native
 
 if TYPE_CHECKING:
     from flyt.frontend.session import Session
+
+ELSEWHERE, SENT, LOOK = -1, -2, -3
+"""What the library answers beside 0, and the sleep of a worker that has to be woken."""
+
+_OF_MEMORY = -1
+"""No stream's number: the legacy stream of the memory's device."""
+
+
+def express_of(session: Session, area: Area | None) -> Express | None:
+    """The short way of a new session; None where it has no rings."""
+    link, library = session.connection.link, native()
+    if link is None or library is None or area is None:
+        return None
+    return Express(session, link, area, library)
 
 
 class Express:
@@ -31,18 +45,27 @@ class Express:
     session : Session
     link : ExpressLink
         Its connection's.
-    ring : StagingRing
+    area : Area
         What small copies of pageable memory pass through.
+    library : Native
     """
 
-    def __init__(self, session: Session, link: ExpressLink, ring: StagingRing) -> None:
-        link.begin(session.pid)
-        self._connection, self._link, self._ring = session.connection, link, ring
-        self._lock = session.connection.lock
-        self._pointers, self._streams = session.pointers, session.scheduler.table
-        self._counts = session.counts
-        self._reader: Pending | None = None
-        """The command whose answer, or whose caller, still needs the ring's cell."""
+    def __init__(self, session: Session, link: ExpressLink, area: Area, library: Native) -> None:
+        connection = self._connection = session.connection
+        self._link, self._area = link, area
+        self._lock, self._raw = connection.lock, connection.lock.reading
+        self._streams = session.scheduler.table
+        self._in, self._out = library.express_in, library.express_out
+        self._fill = library.express_fill
+        self._at, self._state = link.at, link.link
+        with connection.lock:
+            link.begin(session.pid, area, self._streams, session.counts)
+            session.pointers.mirror(link)
+
+    @property
+    def reader(self) -> int:
+        """The command whose answer, or whose caller, still needs the cell; 0 for none."""
+        return int(self._state.reader)
 
     def to_device(self, address: int, host: int, size: int, handle: int, device: int) -> bool:
         """cudaMemcpyAsync from host memory; see `Transfers.copy`.
@@ -62,147 +85,129 @@ class Express:
         DeviceError, Lost, CommandTimeout
             As the general way: of a synchronous copy from pinned memory.
         """
-        with self._lock:
-            stream = self._checked(address, size, handle, device)
-            if stream is None:
-                return False
-            if self._pointers.is_free(host, size):
-                return self._stage(address, host, size, stream)
-            pending = self._pinned(COPY_IN, address, host, size, stream, device)
-        if pending is None:
+        number = device if 0 <= handle <= LEGACY_EXPLICIT else self._number(handle, device)
+        if number is None:
             return False
-        self._end(pending)
+        link = self._link
+        with self._raw:
+            try:
+                said = self._in(
+                    self._at, address, host, size, number, device < 0, link.hold_ns, link.polite
+                )
+                if not said:
+                    return True
+                if said == ELSEWHERE:
+                    return False
+                pending = self._see_to(said)
+            except BaseException:
+                link.nudge()
+                raise
+        if pending is not None:
+            self._end(pending)
         return True
 
     def to_host(self, host: int, address: int, size: int, handle: int, device: int) -> bool:
         """cudaMemcpyAsync to host memory; to pageable memory it is complete on return. See
         `to_device`."""
-        held: list[Pending] = []
+        number = device if 0 <= handle <= LEGACY_EXPLICIT else self._number(handle, device)
+        if number is None:
+            return False
+        link, state, me = self._link, self._state, get_ident()
         try:
-            with self._lock:
-                stream = self._checked(address, size, handle, device)
-                if stream is None:
-                    return False
-                if self._pointers.is_free(host, size):
-                    pending = self._to_cell(host, address, size, stream, held)
-                else:
-                    pending = self._pinned(COPY_OUT, address, host, size, stream, device)
-                if pending is None:
-                    return False
-            if pending is self._reader:
+            with self._raw:
+                try:
+                    said = self._out(
+                        self._at, host, address, size, number, device < 0, link.hold_ns, link.polite,
+                        me,
+                    )  # fmt: skip
+                    if not said:
+                        return True
+                    if said == ELSEWHERE:
+                        return False
+                    pending = self._see_to(said)
+                    has_cell = state.reader and state.owner == me
+                except BaseException:
+                    link.nudge()
+                    raise
+            if has_cell:
                 self._await(pending, host, size)
-            else:
+            elif pending is not None:
                 self._end(pending)
         except BaseException:
-            for left in held:
-                self._leave(left)
+            self._leave(me)
             raise
         return True
 
     def fill(self, address: int, value: int, size: int, handle: int, device: int) -> bool:
         """cudaMemsetAsync of device memory; see `Transfers.fill`."""
-        with self._lock:
-            stream = self._checked(address, size, handle, device)
-            if stream is None:
-                return False
-            command = ExpressCommand(FILL, address, value, size, stream)
-            return self._link.post(self._link.new(FILL, size), command)
+        number = device if 0 <= handle <= LEGACY_EXPLICIT else self._number(handle, device)
+        if number is None:
+            return False
+        with self._raw:
+            try:
+                said = self._fill(self._at, address, value, size, number)
+                if not said:
+                    return True
+                if said == ELSEWHERE:
+                    return False
+                self._see_to(said)
+            except BaseException:
+                self._link.nudge()
+                raise
+        return True
+
+    def _number(self, handle: int, device: int) -> int | None:
+        """What commands call a stream, if there is such a stream already."""
+        if handle < 0:
+            return None
+        stream = self._streams.known(handle, device)
+        return None if stream is None else stream.number
 
     # --- inside, under the lock ---
 
-    def _checked(self, address: int, size: int, handle: int, device: int) -> Stream | None:
-        """The stream of work on bytes of one block of the device; None for anything else."""
-        if not self._link.is_ready():
-            return None
-        block = self._pointers.find(address)
-        if block is None or block.space != Space.DEVICE:
-            return None
-        if address + size > block.address + block.size:
-            return None
-        return self._streams.known(handle, block.device if device < 0 else device)
-
-    def _stage(self, address: int, host: int, size: int, stream: Stream) -> bool:
-        """Post a copy from pageable memory, whose bytes are taken now."""
-        slot = self._ring.place(size) if size <= self._ring.largest else None
-        if slot is None:
-            return False
-        memory.copy(slot.address, host, size)
-        pending = self._link.new(COPY_IN, size, (slot.at, size))
-        command = ExpressCommand(COPY_IN, address, slot.at, size, stream)
-        if not self._link.post(pending, command, lambda sent: self._ring.hold(sent, size)):
-            return False
-        self._counts.add("staged_h2d_bytes", size)
-        return True
-
-    def _pinned(
-        self, code: int, address: int, host: int, size: int, stream: Stream, device: int
-    ) -> Pending | None:
-        """Send a copy from or to memory in the window; None for other host memory."""
-        block = self._pointers.find(host)
-        if block is None or block.index < 0 or host + size > block.address + block.size:
-            return None
-        index = block.index + host - block.address
-        pending = self._link.new(code, size, (index, size))
-        send = self._link.ask if device < 0 else self._link.post
-        if not send(pending, ExpressCommand(code, address, index, size, stream)):
-            return None
-        self._counts.add("pinned_h2d_bytes" if code == COPY_IN else "pinned_d2h_bytes", size)
-        return pending
-
-    def _to_cell(
-        self, host: int, address: int, size: int, stream: Stream, held: list[Pending]
-    ) -> Pending | None:
-        """Ask for bytes of the device by way of the cell; if they come at once they are copied.
-        ``held`` gets the command that may have the cell, for whoever is interrupted."""
-        cell = self._ring.cell
-        if size > self._ring.cell_size or self._reader is not None:
-            return None
-        pending = self._link.new(COPY_OUT, size, (cell.at, size))
-        command = ExpressCommand(COPY_OUT, address, cell.at, size, stream)
-
-        def claim(sent: Pending) -> None:
-            held.append(sent)
-            self._reader = sent
-
-        if not self._link.ask(pending, command, claim):
-            self._reader = None
-            return None
-        self._counts.add("staged_d2h_bytes", size)
-        if pending.done and not pending.status:
-            memory.copy(host, cell.address, size)
-            self._reader = None
-        return pending
-
-    def _free(self, _: Pending) -> None:
-        self._reader = None
+    def _see_to(self, said: int) -> Pending | None:
+        """After a command went out: what is left to do, and the command, if it has to be waited
+        for and no answer to it was read."""
+        link, state = self._link, self._state
+        with self._lock:
+            asleep = state.asleep if said == SENT else max(said, 0)
+            if asleep:
+                link.wake(asleep)
+            if said == LOOK:
+                self._connection.drain()
+            return self._connection.inflight.get(state.waits) if said == SENT else None
 
     # --- inside, without it ---
 
     def _end(self, pending: Pending) -> None:
-        """The end of a copy that needs no more than its answer, if that."""
-        if pending.posted:
-            return
         if not pending.done or pending.ended:
             self._connection.wait(pending)
         checked(pending)
 
-    def _await(self, pending: Pending, host: int, size: int) -> None:
+    def _await(self, pending: Pending | None, host: int, size: int) -> None:
         """The answer to a copy by way of the cell takes longer, or is an error."""
-        self._connection.wait(pending)
+        if pending is not None:
+            self._connection.wait(pending)
         with self._lock:
             if self._connection.lost is not None:  # the window may be gone by now
                 raise self._connection.lost
-            if not pending.status:
-                memory.copy(host, self._ring.cell.address, size)
-            self._reader = None
-        checked(pending)
+            if pending is None or not pending.status:
+                memory.copy(host, self._area.address + self._area.ring, size)
+            self._state.reader = 0
+        if pending is not None:
+            checked(pending)
 
-    def _leave(self, pending: Pending) -> None:
-        """After an interrupt, or the session's end: the cell is free when the answer is there."""
+    def _leave(self, thread: int) -> None:
+        """After an interrupt, or the session's end: the cell, if this thread has it, is free when
+        the answer is there."""
         with self._lock:
-            if self._reader is not pending:
+            if not self._state.reader or self._state.owner != thread:
                 return
-            if pending.done:
-                self._reader = None
+            pending = self._connection.inflight.get(self._state.reader)
+            if pending is None or pending.done:
+                self._state.reader = 0
             else:
                 pending.finish = self._free
+
+    def _free(self, _: Pending) -> None:
+        self._state.reader = 0

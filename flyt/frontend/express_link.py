@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a command takes the short way: sent, noted, perhaps answered, in one call of C; or undone.
+"""What the short way's C and the tables of the general way know of each other.
 
-All under the connection's lock. Whoever is interrupted leaves every table as it was, or a command
-that is on its way and will be heard of.
+`flyt/shm/native/express.c` sends commands, and reads the answers to them, without telling anybody;
+it notes them. Whoever takes the connection's lock for anything else first has the tables brought up
+to date with these notes (`ExpressLink.absorb`), and gives what the library goes by back when it
+leaves (`ExpressLink.lend`). So the tables are right wherever Python looks at them, and a program
+that only copies never fills them.
 """
 
 from __future__ import annotations
 
 import ctypes
-import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from flyt.frontend.inflight import Pending
-from flyt.frontend.streams import Stream
+from flyt.frontend.pointers import Allocation
 from flyt.frontend.wire import Wire
 from flyt.rpc import messages as m
 from flyt.rpc.patience import is_polite, spin_seconds
@@ -21,58 +22,84 @@ from flyt.shm.native import Native
 
 if TYPE_CHECKING:
     from flyt.frontend.connection import Connection
+    from flyt.frontend.statistics import Statistics
+    from flyt.frontend.streams import StreamTable
 
 HOLD_SECONDS = 0.00005
 """How long an answer is waited for with the connection's lock held: what giving it away and getting
 it back costs, with a wake-up of who wanted it. The general way waits on."""
 
-HELD_SIZE = 64 << 10
-"""Bytes: what is longer on its way than the lock is held is not waited for with it."""
+NOTES, ROWS = 256, 16
+NOWHERE = (1 << 64) - 1
 
 _CODES = {kind: code for code, kind in m.COMMAND_CODES.items()}
 COPY_IN, COPY_OUT, FILL = (_CODES[kind] for kind in (m.CopyIn, m.CopyOut, m.Memset))
 _NAMES = {COPY_IN: "CopyIn", COPY_OUT: "CopyOut", FILL: "Memset"}
 
 
+def _words(*names: str) -> list[tuple[str, type[ctypes.c_uint64]]]:
+    return [(name, ctypes.c_uint64) for name in names]
+
+
+class _Row(ctypes.Structure):
+    _fields_ = _words("first", "count")
+
+
+class _Held(ctypes.Structure):
+    _fields_ = _words("id", "end", "answered")
+
+
+class _Note(ctypes.Structure):
+    _fields_ = _words("id", "code", "size", "index", "stream", "issued", "posted", "answered")
+
+
 class Link(ctypes.Structure):
-    """``express_t`` of express.c."""
+    """``express_t`` of express.h."""
 
     _fields_ = (
-        ("commands", ctypes.c_void_p),
-        ("replies", ctypes.c_void_p),
-        ("commands_written", ctypes.c_void_p),
-        ("replies_read", ctypes.c_void_p),
-        ("command_places", ctypes.c_uint32),
-        ("reply_places", ctypes.c_uint32),
-        ("pid", ctypes.c_uint64),
-        ("taken", ctypes.c_uint64),
-        ("first", ctypes.c_uint64),
-        ("count", ctypes.c_uint64),
+        *_words("commands", "replies", "commands_written", "replies_read"),
+        *_words("command_places", "reply_places", "pid", "shut"),
+        *_words("last_id", "sent", "taken", "credits", "woken"),
+        *_words("news", "base", "first", "count", "rows", "heard", "posts", "calls"),
+        *_words("staged_in", "staged_out", "pinned_in", "pinned_out"),
+        *_words("waits", "asleep", "since"),
+        *_words("ring", "ring_index", "ring_size", "head", "tail", "holds", "freed"),
+        *_words("cell", "cell_index", "cell_size", "reader", "owner"),
+        *_words("blocks", "block_count", "block_room"),
+        ("row", _Row * ROWS),
+        ("held", _Held * NOTES),
+        ("note", _Note * NOTES),
     )
 
 
-class ExpressCommand(NamedTuple):
-    """``second`` is the index of a copy in the window, or the value of a fill."""
+CELL_BYTES = 16 << 10
+"""Small copies to the host are waited for, one at a time."""
 
-    code: int
+CELL_SHARE = 4
+"""In a small area the cell has this part of it."""
+
+
+class Area(NamedTuple):
+    """The short way's part of the staging area: a ring of bytes, and behind it a cell.
+
+    Attributes
+    ----------
+    address, at : int
+        Of the ring, and its index in the window.
+    ring, cell : int
+        Bytes of each.
+    """
+
     address: int
-    second: int
-    size: int
-    stream: Stream
+    at: int
+    ring: int
+    cell: int
 
-
-class _Attempt(NamedTuple):
-    """A command that may go out, and how all was before."""
-
-    pending: Pending
-    stream: Stream
-    written: int
-    last: Pending | None
-    sent: int
-
-
-Claim = Callable[[Pending], Any]
-"""Puts a place into the hands of a command; what is undone counts as answered."""
+    @classmethod
+    def over(cls, address: int, at: int, size: int) -> Area:
+        """So many bytes, divided."""
+        cell = min(CELL_BYTES, size // CELL_SHARE)
+        return cls(address, at, size - cell, cell)
 
 
 class ExpressLink:
@@ -88,148 +115,149 @@ class ExpressLink:
 
     def __init__(self, connection: Connection, native: Native, wire: Wire) -> None:
         self._connection = connection
-        self._lock, self._inflight = connection.lock, connection.inflight
-        self._flow = connection.flow
-        self._wire = wire
+        self._inflight, self._flow = connection.inflight, connection.flow
+        self._wire, self._native = wire, native
         commands, replies = wire.rings
-        link = self._link = Link()
+        link = self.link = Link(shut=1, credits=connection.flow.credits)
         link.commands, link.commands_written, link.command_places = commands.place
         link.replies, link.replies_read, link.reply_places = replies.place
-        self._commands = commands
-        self._at = ctypes.addressof(link)
-        self._post, self._call = native.express_post, native.express_call
+        self.at = ctypes.addressof(link)
+        self._add, self._remove = native.express_add, native.express_remove
         self._read, self._wait_for = native.express_read, native.express_wait
-        hold = min(HOLD_SECONDS, spin_seconds())
-        self._hold, self._polite = int(hold * 1e9), int(is_polite())
+        self._heard, self._answered = native.express_heard, native.express_answered
+        self.hold_ns = int(min(HOLD_SECONDS, spin_seconds()) * 1e9)
+        self.polite = int(is_polite())
+        self._streams: StreamTable | None = None
+        self._counts: Statistics | None = None
+        self._ended = False
+        connection.lock.surround(self.absorb, self.lend)
 
-    def begin(self, pid: int) -> None:
-        """Commands name the process from now on."""
-        self._link.pid = pid
+    def begin(self, pid: int, area: Area, streams: StreamTable, counts: Statistics) -> None:
+        """Small copies may be made from now on."""
+        link = self.link
+        link.pid = pid
+        link.ring, link.ring_index, link.ring_size = area.address, area.at, area.ring
+        link.cell, link.cell_index = area.address + area.ring, area.at + area.ring
+        link.cell_size = area.cell
+        self._streams, self._counts = streams, counts
 
-    # --- receiving, for the connection ---
+    def end(self) -> None:
+        """The window is going, and the rings with it."""
+        self._ended = True
+        self._native.express_end(self.at)
+
+    # --- memory, for the pointer map ---
+
+    def add(self, block: Allocation) -> None:
+        """Note a block of device memory, or of pinned or registered memory."""
+        index = block.index if block.index >= 0 else NOWHERE
+        device = max(block.device, 0)
+        if not self._add(self.at, block.address, block.size, block.space, device, index):
+            self.end()  # no memory for a few words: the general way knows the block
+
+    def remove(self, address: int) -> None:
+        """Forget the block that begins there."""
+        self._remove(self.at, address)
+
+    # --- the tables, for the lock ---
+
+    def absorb(self) -> None:
+        """Bring the tables up to date. Whoever is interrupted in here does it once more."""
+        link = self.link
+        if not link.news:
+            return
+        flow, inflight, connection = self._flow, self._inflight, self._connection
+        is_idle = not len(inflight)
+        flow.sent, flow.taken = link.sent, max(flow.taken, link.taken)
+        flow.heard = max(flow.heard, link.heard / 1e9)
+        inflight.last_id = link.last_id
+        for number in range(link.first, link.first + link.count):
+            note = link.note[number % NOTES]
+            if is_idle:
+                flow.heard = max(flow.heard, note.issued / 1e9)  # an idle session's silence
+                is_idle = False
+            if not note.answered:
+                self._note(note)
+        for row in link.row[: link.rows]:
+            connection.succeeded(row.first, row.count)
+        if self._counts is not None:
+            for name, size in (
+                ("staged_h2d_bytes", link.staged_in),
+                ("staged_d2h_bytes", link.staged_out),
+                ("pinned_h2d_bytes", link.pinned_in),
+                ("pinned_d2h_bytes", link.pinned_out),
+            ):
+                if size:
+                    self._counts.add(name, size)
+        flow.posts += link.posts
+        flow.calls += link.calls
+        self._heard(self.at)
+
+    def _note(self, note: _Note) -> None:
+        pending = self._inflight.get(note.id)
+        if pending is None:
+            pages = (note.index, note.size) if note.code != FILL else (0, 0)
+            pending = Pending(note.id, _NAMES[note.code], note.size, pages)
+            pending.issued, pending.posted = note.issued / 1e9, bool(note.posted)
+            self._inflight.add(pending)
+        stream = self._streams.numbered(note.stream) if self._streams is not None else None
+        if stream is not None:
+            stream.last = pending
+
+    def lend(self) -> None:
+        """Let the library go on from where the tables are, if nothing has to be seen to first."""
+        link, connection = self.link, self._connection
+        link.last_id, link.sent, link.taken = (
+            self._inflight.last_id, self._flow.sent, self._flow.taken,
+        )  # fmt: skip
+        link.shut = (
+            self._ended
+            or connection.lost is not None
+            or connection.deferred is not None
+            or connection.room.is_led
+            or not self._wire.is_plain
+        )
+
+    # --- answers, for the connection, under its lock ---
 
     def read(self) -> bool:
         """Take note of the plain answers that are next in the ring; whether there were any."""
-        self._note()  # what an interrupt has left
-        if not self._wire.is_plain:
+        if self._ended or not self._wire.is_plain:
             return False
+        self.lend()
         try:
-            return bool(self._read(self._at))
+            return bool(self._read(self.at))
         finally:
-            self._note()  # also what a signal's handler has come behind
+            self.absorb()  # also what a signal's handler has come behind
 
     def wait(self, pending: Pending) -> bool:
         """Look for the answer to a command for a moment; whether it is there. Takes the lock."""
-        with self._lock:
+        with self._connection.lock:
             connection = self._connection
             if pending.done or connection.lost is not None or connection.room.is_led:
                 return pending.done
-            self._note()
-            if self._wire.is_plain and not pending.done:
+            if self._wire.is_plain and not self._ended:
+                self.lend()
                 try:
-                    self._wait_for(self._at, pending.id, self._hold, self._polite)
+                    self._wait_for(self.at, pending.id, self.hold_ns, self.polite)
                 finally:
-                    self._note()
+                    self.absorb()
             return pending.done
 
-    def _note(self) -> None:
-        link = self._link
-        if not link.count:
-            return
-        self._flow.heard = time.monotonic()
-        self._connection.succeeded(link.taken, link.first, link.count)
-        link.count = 0  # last: whoever is interrupted before notes it once more
+    def answered(self, first: int, count: int) -> None:
+        """Python has read the answer to these commands: their places in the ring are free."""
+        self._answered(self.at, first, count)
 
-    # --- sending ---
+    # --- after the library has sent a command ---
 
-    def is_ready(self) -> bool:
-        """Whether there is nothing to see to first."""
-        connection = self._connection
-        return (
-            connection.lost is None
-            and connection.deferred is None
-            and not connection.room.is_led
-            and self._flow.has_credit()
-            and self._wire.is_plain
-        )
-
-    def new(self, code: int, size: int, pages: tuple[int, int] = (0, 0)) -> Pending:
-        """A command that is to be sent, with the window bytes that it holds."""
-        pending = Pending(self._inflight.next_id(), _NAMES[code], size, pages)
-        if not len(self._inflight):
-            self._flow.heard = pending.issued
-        return pending
-
-    def post(self, pending: Pending, command: ExpressCommand, claim: Claim | None = None) -> bool:
-        """Send a command that nobody waits for; where it can't be, nothing has happened."""
-        pending.posted = True
-        tried = self._attempt(pending, command.stream)
-        try:
-            if claim is not None:
-                claim(pending)
-            self._begin(tried)
-            code, address, second, size, stream = command
-            asleep = self._post(self._at, code, pending.id, address, second, size, stream.number)
-        except BaseException:
-            self._interrupted(tried)
-            raise
-        if not self._is_sent(tried, asleep):
-            return False
-        self._flow.posts += 1
-        if self._wire.wants_a_look():
-            self._connection.drain()
-        return True
-
-    def ask(self, pending: Pending, command: ExpressCommand, claim: Claim | None = None) -> bool:
-        """Send a command and look for its answer for a moment; whether it is sent."""
-        self._note()  # the library begins to count anew
-        tried = self._attempt(pending, command.stream)
-        try:
-            if claim is not None:
-                claim(pending)
-            self._begin(tried)
-            code, address, second, size, stream = command
-            asleep = self._call(
-                self._at, code, pending.id, address, second, size, stream.number,
-                self._hold if size <= HELD_SIZE else 0, self._polite,
-            )  # fmt: skip
-        except BaseException:
-            self._interrupted(tried)
-            self._note()
-            raise
-        if not self._is_sent(tried, asleep):
-            return False
-        self._flow.calls += 1
-        self._note()
-        if self._wire.wants_a_look():
-            self._connection.drain()
-        return True
-
-    def _attempt(self, pending: Pending, stream: Stream) -> _Attempt:
-        return _Attempt(pending, stream, self._commands.written, stream.last, self._flow.sent)
-
-    def _begin(self, tried: _Attempt) -> None:
-        tried.stream.last = tried.pending
-        self._inflight.add(tried.pending)
-        self._flow.sent += 1
-
-    def _undo(self, tried: _Attempt) -> None:
-        tried.stream.last, self._flow.sent = tried.last, tried.sent
-        self._inflight.succeed(tried.pending.id)
-        tried.pending.done = True  # also where it was not in the table yet
-
-    def _interrupted(self, tried: _Attempt) -> None:
-        """By a handler of a signal that another thread got; see `Connection`."""
-        if self._commands.written == tried.written:
-            self._undo(tried)
-        else:  # perhaps behind the command: it must be heard of
-            self._wire.nudge()
-
-    def _is_sent(self, tried: _Attempt, asleep: int) -> bool:
-        """After the library's call: whether the command is in the ring, and its reader awake."""
-        if asleep < 0:  # the ring is damaged: the general way says so
-            self._undo(tried)
-            return False
-        if asleep and not self._wire.wake(asleep):
+    def wake(self, asleep: int) -> None:
+        """Under the lock: the reader slept when the command was published."""
+        if not self._wire.wake(asleep):
             self._connection.ended()
-        return True
+        self.link.woken = asleep
+
+    def nudge(self) -> None:
+        """After an interrupt: perhaps nobody has woken the reader for what it did not see."""
+        with self._connection.lock:
+            if self._connection.lost is None:
+                self._wire.nudge()

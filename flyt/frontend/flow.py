@@ -16,6 +16,7 @@ class Flow:
 
     Attributes
     ----------
+    credits : int
     sent, taken : int
         Commands so far.
     calls, posts : int
@@ -24,10 +25,10 @@ class Flow:
         When the backend was heard last (`time.monotonic`).
     """
 
-    __slots__ = ("_credits", "calls", "heard", "posts", "sent", "taken")
+    __slots__ = ("calls", "credits", "heard", "posts", "sent", "taken")
 
     def __init__(self, credits: int) -> None:  # noqa: A002 - what the protocol calls them
-        self._credits = credits
+        self.credits = credits
         self.sent = self.taken = self.calls = self.posts = 0
         self.heard = time.monotonic()
 
@@ -40,4 +41,4 @@ class Flow:
 
     def has_credit(self, spare: int = 0) -> bool:
         """Whether a command may be sent now, be it on so many credits more than there are."""
-        return self.sent - self.taken < self._credits + spare
+        return self.sent - self.taken < self.credits + spare

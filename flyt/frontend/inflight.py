@@ -83,11 +83,15 @@ class InflightTable:
 
     def __init__(self) -> None:
         self._pending: dict[int, Pending] = {}
-        self._last = 0
+        self.last_id = 0
 
     def next_id(self) -> int:
-        self._last += 1
-        return self._last
+        self.last_id += 1
+        return self.last_id
+
+    def get(self, number: int) -> Pending | None:
+        """A command that is in flight."""
+        return self._pending.get(number)
 
     def add(self, pending: Pending) -> None:
         self._pending[pending.id] = pending

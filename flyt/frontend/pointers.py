@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 from enum import IntEnum
+from typing import Protocol
 
 from flyt.errors import DeviceError
 
@@ -76,14 +77,31 @@ class Place:
         return self.allocation.index + self.address - self.allocation.address
 
 
+class Mirror(Protocol):
+    """A second map that follows the first."""
+
+    def add(self, block: Allocation, /) -> None: ...
+
+    def remove(self, address: int, /) -> None: ...
+
+
 class PointerMap:
     """Allocations by address, with interior look-up."""
 
     def __init__(self) -> None:
         self._allocations: dict[int, Allocation] = {}
         self._addresses: list[int] = []
+        self._mirror: Mirror | None = None
+
+    def mirror(self, other: Mirror) -> None:
+        """Let another map know of every allocation, those there are first."""
+        for allocation in self.all():
+            other.add(allocation)
+        self._mirror = other
 
     def add(self, allocation: Allocation) -> None:
+        if self._mirror is not None:  # first: what it takes for pageable memory it reads and writes
+            self._mirror.add(allocation)
         self._allocations[allocation.address] = allocation
         bisect.insort(self._addresses, allocation.address)
 
@@ -155,7 +173,10 @@ class PointerMap:
 
     def _take_out(self, address: int) -> Allocation:
         del self._addresses[bisect.bisect_left(self._addresses, address)]
-        return self._allocations.pop(address)
+        taken = self._allocations.pop(address)
+        if self._mirror is not None:
+            self._mirror.remove(address)
+        return taken
 
     def _next(self, address: int) -> Allocation | None:
         """The first allocation from ``address`` on."""

@@ -70,7 +70,7 @@ class Scheduler:
     def query(self, stream: Stream) -> None:
         """NotReady while the stream, or one whose work it waits for, is busy."""
         self._connection.refresh()
-        with self._connection.lock.reading:
+        with self._connection.lock:
             busy = any(not s.idle for s in self.table.before(stream))
         if busy:
             raise NotReady
@@ -78,7 +78,7 @@ class Scheduler:
 
     def synchronize(self, stream: Stream) -> None:
         """Wait until the stream, and those whose work it waits for, are idle."""
-        with self._connection.lock.reading:
+        with self._connection.lock:
             streams = self.table.before(stream)
         self._wait(s.last for s in streams)
 

@@ -20,7 +20,7 @@ from flyt.frontend import leftovers, pinning
 from flyt.frontend.allocating import allocate, free
 from flyt.frontend.attaching import attach
 from flyt.frontend.connection import Connection
-from flyt.frontend.express import Express
+from flyt.frontend.express import express_of
 from flyt.frontend.garbage import Release
 from flyt.frontend.greeting import greeted
 from flyt.frontend.host_calls import HostCalls
@@ -111,13 +111,12 @@ class Session:
                 self._owned.callback(self.host_calls.close)
                 self._owned.callback(self._close_memory)
                 self._owned.callback(self.connection.close)
-                self.memory, self._slots, self._ring, self._doorbell = attach(
+                self.memory, self._slots, self._ring, area, self._doorbell = attach(
                     settings, endpoint, self.welcome, self.connection, self.counts
                 )
             undo.pop_all()
         self.scheduler = Scheduler(self.connection)
-        link, ring = self.connection.link, self._ring
-        self.express = Express(self, link, ring) if link and ring else None
+        self.express = express_of(self, area)
         self.pools, self.sharing = Pools(self), Sharing(self)
         self.kernels = Kernels(self)
         self.transfers = Transfers(
@@ -167,19 +166,21 @@ class Session:
 
     def inflight(self) -> list[InflightCommand]:
         """Commands that were sent and not answered yet, oldest first."""
-        with self.connection.lock.reading:
+        with self.connection.lock:
             return self.connection.inflight.snapshot()
 
     def statistics(self) -> dict[str, int]:
         """Counters of `flyt.frontend.statistics`, and the sizes the session works with (bytes)."""
         region = self.memory.geometry.size if self.memory is not None else 0
+        with self.connection.lock:
+            flow, inflight = self.connection.flow, len(self.connection.inflight)
         count, size = (self._slots.count, self._slots.size) if self._slots is not None else (0, 0)
         return {
             **self.counts.snapshot(),
-            "calls": self.connection.flow.calls,
-            "posts": self.connection.flow.posts,
+            "calls": flow.calls,
+            "posts": flow.posts,
             "doorbell_rings": self._doorbell.rings if self._doorbell is not None else 0,
-            "inflight": len(self.connection.inflight),
+            "inflight": inflight,
             "slot_size": size,
             "slots": count,
             "window_size": size * count,

@@ -108,6 +108,10 @@ def _shield() -> tuple[Callable[[], None], Callable[[], None]]:
     )
 
 
+def _nothing() -> None:
+    pass
+
+
 def _is_owned(lock: Any) -> bool:
     """Whether this thread holds an RLock; `threading.Condition` asks the same way."""
     return bool(lock._is_owned())  # noqa: SLF001
@@ -122,12 +126,23 @@ class ShieldedLock:
         self._lock = threading.RLock()
         self._main = threading.main_thread().ident
         self._raise, self._lower = _shield()
+        self._begin: Callable[[], object] = _nothing
+        self._end: Callable[[], object] = _nothing
         self.reading = self._lock
         """The lock alone, for those who change nothing: they may be interrupted."""
+
+    def surround(self, begin: Callable[[], object], end: Callable[[], object]) -> None:
+        """Have every holder call ``begin`` first and ``end`` last, with the lock held."""
+        self._begin, self._end = begin, end
 
     def __enter__(self) -> None:
         if get_ident() != self._main:
             self._lock.acquire()
+            try:
+                self._begin()
+            except BaseException:
+                self._lock.release()
+                raise
             return
         inside = _is_owned(self._lock)
         try:
@@ -138,6 +153,12 @@ class ShieldedLock:
                 self._lock.release()
             self._lower()
             raise
+        try:
+            self._begin()
+        except BaseException:
+            self._lock.release()
+            self._lower()
+            raise
 
     def __exit__(
         self,
@@ -146,9 +167,15 @@ class ShieldedLock:
         traceback: TracebackType | None,
     ) -> None:
         if get_ident() != self._main:
-            self._lock.release()
+            try:
+                self._end()
+            finally:
+                self._lock.release()
             return
         try:
-            self._lock.release()
+            self._end()
         finally:
-            self._lower()
+            try:
+                self._lock.release()
+            finally:
+                self._lower()

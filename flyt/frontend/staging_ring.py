@@ -12,8 +12,9 @@ import collections
 from flyt.frontend.inflight import Pending
 from flyt.frontend.staging import Slot
 
-RING_BYTES = 1 << 20
-"""With the cell: more copies of 4 KiB than a client may have commands on their way."""
+RING_BYTES = 5 << 18
+"""With the short way's area, which is most of it: more copies of 4 KiB than a client may have
+commands on their way."""
 
 MIN_RING_BYTES = 64 << 10
 """With very small slots."""
@@ -21,11 +22,8 @@ MIN_RING_BYTES = 64 << 10
 SHARE_OF_STAGING = 8
 """In a small staging area the ring has this part of it, the slots the rest."""
 
-CELL_BYTES = 16 << 10
-"""Of the cell behind the ring, for small copies to the host: they are waited for, one at a time."""
-
-CELL_SHARE = 4
-"""In a small ring the cell has this part of it."""
+SHARE_OF_RING = 5
+"""Beside the short way's area, which few copies pass by, the ring has this part of both."""
 
 _ALIGNMENT = 64
 """A cache line: two copies in flight share none."""
@@ -38,20 +36,15 @@ class StagingRing:
     ----------
     base, index, length : int
         Address, index in the window and bytes of the ring.
-    cell_size : int
-        Bytes of the cell behind it.
 
     Attributes
     ----------
-    cell : Slot
     largest : int
         Bytes of the largest copy that goes this way.
     """
 
-    def __init__(self, base: int, index: int, length: int, cell_size: int = 0) -> None:
+    def __init__(self, base: int, index: int, length: int) -> None:
         self.largest = length // 16
-        self.cell_size = cell_size
-        self.cell = Slot(base + length, index + length)
         self._base = base
         self._index = index
         self._length = length

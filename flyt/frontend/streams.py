@@ -113,6 +113,13 @@ class StreamTable:
             return self._streams.get(handle)
         return self.special(handle, device)
 
+    def numbered(self, number: int) -> Stream | None:
+        """The stream that messages call so, also one that was destroyed and is busy yet."""
+        if number < FIRST_STREAM:
+            return self.special(LEGACY, number)
+        stream = self._streams.get(number)
+        return stream or next((s for s in self._dying if s.number == number), None)
+
     def get(self, handle: int) -> Stream:
         """An ordinary stream, or DeviceError cudaErrorInvalidResourceHandle."""
         stream = self._streams.get(handle)

@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-ABI = 6
+ABI = 7
 """What ``flyt_abi`` of a matching library answers."""
 
 LIBRARY = Path(__file__).resolve().parent / "libflyt.so"
@@ -37,8 +37,21 @@ _QUICK = {
         (*[_ADDRESS] * 4, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int),
     ),
     "flyt_express_size": (ctypes.c_size_t, ()),
-    "flyt_express_post": (ctypes.c_int64, (_ADDRESS, *[_U64] * 6)),
+    "flyt_express_add": (ctypes.c_int, (_ADDRESS, *[_U64] * 5)),
+    "flyt_express_remove": (None, (_ADDRESS, _U64)),
+    "flyt_express_end": (None, (_ADDRESS,)),
+    "flyt_express_in": (
+        ctypes.c_int64,
+        (_ADDRESS, *[_U64] * 3, ctypes.c_int64, ctypes.c_int, _U64, ctypes.c_int),
+    ),
+    "flyt_express_out": (
+        ctypes.c_int64,
+        (_ADDRESS, *[_U64] * 3, ctypes.c_int64, ctypes.c_int, _U64, ctypes.c_int, _U64),
+    ),
+    "flyt_express_fill": (ctypes.c_int64, (_ADDRESS, *[_U64] * 3, ctypes.c_int64)),
     "flyt_express_read": (ctypes.c_int, (_ADDRESS,)),
+    "flyt_express_heard": (None, (_ADDRESS,)),
+    "flyt_express_answered": (None, (_ADDRESS, _U64, _U64)),
     "flyt_plain_size": (ctypes.c_size_t, ()),
     "flyt_shield_size": (ctypes.c_size_t, ()),
     "flyt_shield_init": (None, (_ADDRESS, ctypes.POINTER(ctypes.c_int), ctypes.c_int, _ADDRESS)),
@@ -50,7 +63,6 @@ _QUICK = {
 _LONG = {
     "flyt_ring_wait": (ctypes.c_int, (_ADDRESS, _POSITION, _U64, ctypes.c_int)),
     "flyt_express_wait": (None, (_ADDRESS, _U64, _U64, ctypes.c_int)),
-    "flyt_express_call": (ctypes.c_int64, (_ADDRESS, *[_U64] * 7, ctypes.c_int)),
     "flyt_plain_serve": (ctypes.c_int, (_ADDRESS, _U64, _U64, _U64, ctypes.c_int)),
     "flyt_stream": (None, (_ADDRESS, _ADDRESS, ctypes.c_size_t)),
     "flyt_engine_open": (_ADDRESS, (ctypes.c_int, _U64)),
@@ -84,10 +96,16 @@ class Native:
         self.shield_enter = quick.flyt_shield_enter
         self.shield_leave = quick.flyt_shield_leave
         self.express_size = int(quick.flyt_express_size())
-        self.express_post = quick.flyt_express_post
+        self.express_add = quick.flyt_express_add
+        self.express_remove = quick.flyt_express_remove
+        self.express_end = quick.flyt_express_end
+        self.express_in = quick.flyt_express_in
+        self.express_out = quick.flyt_express_out
+        self.express_fill = quick.flyt_express_fill
         self.express_read = quick.flyt_express_read
         self.express_wait = long.flyt_express_wait
-        self.express_call = long.flyt_express_call
+        self.express_heard = quick.flyt_express_heard
+        self.express_answered = quick.flyt_express_answered
         self.plain_size = int(quick.flyt_plain_size())
         self.plain_serve = long.flyt_plain_serve
         self.plain_move = _address_of(long.flyt_plain_move)

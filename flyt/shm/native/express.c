@@ -1,72 +1,105 @@
 // SPDX-License-Identifier: Apache-2.0
-// A client's hot commands: encoded, published and waited for in one call; and plain answers, read in a row.
+// A client's small copies and fills, each in one call: checked, staged, encoded, published, noted; and plain answers.
+//
+// Whoever calls holds the lock of the connection, and the GIL, so that a call is one step to other threads and to
+// handlers of signals. It leaves its notes here, where the next holder of the lock who wants more than this finds them
+// (`flyt/frontend/express_link.py`). What is not plain returns ELSEWHERE, and nothing has happened.
 //
 // The commands are CopyIn, CopyOut and Memset, the answers Done. Any other answer is left in the ring, for Python.
 
 #include <stddef.h>
+#include <string.h>
 
-#include "ring.h"
+#include "express.h"
 #include "words.h"
 
-enum { ENTRY = 128 };
+enum { ELSEWHERE = -1, SENT = -2, LOOK = -3 }; // SENT: the caller waits for it
+enum { ENTRY = 128, LINE = 64 };
+enum { OF_MEMORY = -1 }; // no stream's number: the legacy stream of the memory's device
 
-typedef struct {
-    ring_t *commands, *replies;
-    uint64_t *commands_written, *replies_read; // private positions, which Python uses too
-    uint32_t command_places, reply_places;
-    uint64_t pid;
-    uint64_t taken, first, count; // what the last call has read: success of `count` commands from `first` on
-} express_t;
+#define LOOK_EVERY 32    // posts between two looks at the connection, which tells of its end
+#define SHORT (64 << 10) // bytes: what is longer on its way is not waited for with the lock held
 
 size_t flyt_express_size(void) { return sizeof(express_t); }
 
-// Publish a command. `second` is the index of a copy or the value of a fill. Returns as flyt_ring_write.
-int64_t flyt_express_post(express_t *e, uint64_t code, uint64_t id, uint64_t address, uint64_t second, uint64_t size,
-                          uint64_t stream) {
-    char message[WORDS_BYTES];
-    uint64_t words[] = {code, id, address, second, size, e->pid, stream};
-    int count = 7;
-    if (code == FILL) {
-        words[5] = stream;
-        count = 6;
-    }
-    return flyt_ring_write(e->commands, e->commands_written, e->command_places, ENTRY, message,
-                           pack(message, words, count));
+// --- answers ---
+
+// A command was answered in success, or was told to Python: whoever held bytes for it does so no longer.
+static void let_go(express_t *e, uint64_t id) {
+    for (uint64_t i = e->freed; i != e->holds && e->held[i % NOTES].id <= id; i++)
+        if (e->held[i % NOTES].id == id)
+            e->held[i % NOTES].answered = 1;
+    for (; e->freed != e->holds && e->held[e->freed % NOTES].answered; e->freed++)
+        e->tail = e->held[e->freed % NOTES].end;
 }
 
-// Read one Done that continues the row that was read so far. 1, or 0 where there is something else, or EMPTY.
+void flyt_express_answered(express_t *e, uint64_t first, uint64_t count) {
+    uint64_t last = e->holds != e->freed ? e->held[(e->holds - 1) % NOTES].id : 0;
+    for (uint64_t id = first; count-- && id <= last; id++)
+        let_go(e, id);
+}
+
+static int is_noted(const express_t *e, uint64_t id) { return id - e->first < e->count; }
+
+// Whether the answer to a command was read, and Python has not been told yet.
+static int is_answered(const express_t *e, uint64_t id) {
+    if (e->base && id >= e->base)
+        return !is_noted(e, id) || e->note[id % NOTES].answered;
+    for (uint64_t i = 0; i < e->rows; i++)
+        if (id - e->row[i].first < e->row[i].count)
+            return 1;
+    return 0;
+}
+
+static void tell(express_t *e, uint64_t id) {
+    row_t *last = e->rows ? &e->row[e->rows - 1] : NULL;
+    if (is_noted(e, id))
+        e->note[id % NOTES].answered = 1;
+    else if (last && last->first + last->count == id)
+        last->count++;
+    else
+        e->row[e->rows++] = (row_t){id, 1};
+}
+
+// Read one Done. 1, or 0 where there is something else, which is Python's, or EMPTY.
 static int read_on(express_t *e) {
     unsigned char bytes[ENTRY];
     uint64_t words[WORDS];
-    int64_t length = flyt_ring_peek(e->replies, e->replies_read, e->reply_places, ENTRY, (char *)bytes);
+    int64_t length = flyt_ring_peek(e->replies, e->replies_read, (uint32_t)e->reply_places, ENTRY, (char *)bytes);
     if (length == EMPTY)
         return EMPTY;
-    if (unpack(bytes, length, words) != 4 || words[0] != DONE || words[3] >> 32)
-        return 0;
-    if (e->count && words[2] != e->first + e->count)
+    if (unpack(bytes, length, words) != 4 || words[0] != DONE || e->rows == ROWS)
+        return 0; // one row is enough: those of our notes are in none, and come last
+    uint64_t first = words[2], count = words[3];
+    if (count > e->sent || first > e->last_id || count > e->last_id - first + 1)
         return 0;
     flyt_ring_take(e->replies, e->replies_read);
-    if (!e->count)
-        e->first = words[2];
-    e->taken = words[1];
-    e->count += words[3];
+    for (uint64_t id = first; id - first < count; id++)
+        tell(e, id);
+    flyt_express_answered(e, first, count);
+    for (; e->count && e->note[e->first % NOTES].answered; e->first++)
+        e->count--;
+    if (words[1] > e->taken)
+        e->taken = words[1];
+    e->heard = now_ns();
+    e->news = 1;
     return 1;
 }
 
-// Read all there is of one row; whether there was any answer.
+// Read all there is; whether there was any answer.
 int flyt_express_read(express_t *e) {
-    e->count = 0;
     int any = 0;
     while (read_on(e) == 1)
         any = 1;
     return any;
 }
 
-static void wait_for(express_t *e, uint64_t id, uint64_t ns, int yield) {
+// Read on until the answer to a command was read, something else has come, or for `ns`.
+void flyt_express_wait(express_t *e, uint64_t id, uint64_t ns, int yield) {
     uint64_t end = 0;
-    for (uint32_t turn = 1;; turn++) {
+    for (uint32_t turn = 1; !is_answered(e, id); turn++) {
         int read = read_on(e);
-        if (read == 0 || (read == 1 && id - e->first < e->count))
+        if (read == 0)
             return;
         if (turn % 16 == 0) {
             uint64_t now = now_ns();
@@ -79,18 +112,166 @@ static void wait_for(express_t *e, uint64_t id, uint64_t ns, int yield) {
     }
 }
 
-// Read on until the answer to command `id` was read, something else has come, or for `ns`; `count` tells what came.
-void flyt_express_wait(express_t *e, uint64_t id, uint64_t ns, int yield) {
-    e->count = 0;
-    wait_for(e, id, ns, yield);
+// Python has noted all the news, and numbers commands itself from here on.
+void flyt_express_heard(express_t *e) {
+    e->news = e->base = e->count = e->rows = e->posts = e->calls = 0;
+    e->staged_in = e->staged_out = e->pinned_in = e->pinned_out = 0;
 }
 
-// `post`, and `wait` for the answer. Does not wait where the other side sleeps: the caller has to wake it.
-int64_t flyt_express_call(express_t *e, uint64_t code, uint64_t id, uint64_t address, uint64_t second, uint64_t size,
-                          uint64_t stream, uint64_t ns, int yield) {
-    e->count = 0;
-    int64_t asleep = flyt_express_post(e, code, id, address, second, size, stream);
-    if (asleep == 0)
-        wait_for(e, id, ns, yield);
-    return asleep;
+// --- sending ---
+
+static const block_t *on_device(const express_t *e, uint64_t address, uint64_t size) {
+    const block_t *block = flyt_within(e, address, size);
+    return block && block->space == DEVICE ? block : NULL;
+}
+
+// Whether there is nothing to see to first, and a credit, and room for a note.
+static int is_ready(express_t *e) {
+    if (e->shut)
+        return 0;
+    int read;
+    while ((read = read_on(e)) == 1)
+        continue;
+    return read == EMPTY && e->sent - e->taken < e->credits && e->count < NOTES && e->holds - e->freed < NOTES;
+}
+
+typedef struct {
+    uint64_t code, address, second, size, stream, index, posted;
+} command_t;
+
+// Publish a command and note it. What flyt_ring_write returns, 0 for a reader that has been woken already.
+static int64_t publish(express_t *e, const command_t *c) {
+    char message[WORDS_BYTES];
+    uint64_t id = e->last_id + 1;
+    uint64_t words[] = {c->code, id, c->address, c->second, c->size, e->pid, c->stream};
+    int count = 7;
+    if (c->code == FILL) {
+        words[5] = c->stream;
+        count = 6;
+    }
+    int64_t asleep = flyt_ring_write(e->commands, e->commands_written, (uint32_t)e->command_places, ENTRY, message,
+                                     pack(message, words, count));
+    if (asleep < 0)
+        return asleep;
+    if (!e->base)
+        e->base = id;
+    if (!e->count)
+        e->first = id;
+    e->note[id % NOTES] =
+        (note_t){id, c->code, c->size, c->index, c->stream, now_ns(), c->posted, 0};
+    e->count++;
+    e->last_id = id;
+    e->sent++;
+    e->news = 1;
+    if (c->posted)
+        e->posts++;
+    else
+        e->calls++;
+    return (uint64_t)asleep == e->woken ? 0 : asleep;
+}
+
+// Of a post: 0, LOOK now and then, or the sleep of the reader, who has to be woken.
+static int64_t posted(express_t *e, int64_t asleep) {
+    if (asleep)
+        return asleep;
+    return ++e->since % LOOK_EVERY ? 0 : LOOK;
+}
+
+static int64_t sent(express_t *e, int64_t asleep) {
+    e->waits = e->last_id;
+    e->asleep = (uint64_t)asleep;
+    return SENT;
+}
+
+// Where the next bytes go: an offset in the ring, or NOWHERE while others hold that place.
+static uint64_t place(express_t *e, uint64_t size) {
+    if (e->freed == e->holds)
+        e->tail = e->head;
+    uint64_t at = e->head % e->ring_size;
+    if (at + size > e->ring_size) { // not across the end
+        e->head += e->ring_size - at;
+        at = 0;
+    }
+    return e->head + size - e->tail > e->ring_size ? NOWHERE : at;
+}
+
+static int64_t stage(express_t *e, command_t *c, uint64_t host) {
+    uint64_t at = c->size <= e->ring_size / 16 ? place(e, c->size) : NOWHERE;
+    if (at == NOWHERE)
+        return ELSEWHERE;
+    memcpy(e->ring + at, (const void *)host, c->size);
+    c->second = c->index = e->ring_index + at;
+    c->posted = 1;
+    int64_t asleep = publish(e, c);
+    if (asleep < 0)
+        return ELSEWHERE;
+    e->head += (c->size + LINE - 1) / LINE * LINE;
+    e->held[e->holds++ % NOTES] = (held_t){e->last_id, e->head, 0};
+    e->staged_in += c->size;
+    return posted(e, asleep);
+}
+
+// A copy between the device and pinned memory; with `waits` its caller waits for it, `ns` of that time here.
+static int64_t move(express_t *e, command_t *c, uint64_t host, int waits, uint64_t ns, int yield) {
+    const block_t *block = flyt_within(e, host, c->size);
+    if (!block || block->index == NOWHERE)
+        return ELSEWHERE;
+    c->second = c->index = block->index + host - block->start;
+    c->posted = !waits;
+    int64_t asleep = publish(e, c);
+    if (asleep < 0)
+        return ELSEWHERE;
+    *(c->code == COPY_IN ? &e->pinned_in : &e->pinned_out) += c->size;
+    if (!waits)
+        return posted(e, asleep);
+    if (!asleep && c->size <= SHORT)
+        flyt_express_wait(e, e->last_id, ns, yield);
+    return is_answered(e, e->last_id) ? 0 : sent(e, asleep);
+}
+
+// cudaMemcpyAsync to the device; `waits` for cudaMemcpy. Returns 0: all is done that was to be done; SENT; LOOK;
+// ELSEWHERE; or the reader's sleep, see `posted`.
+int64_t flyt_express_in(express_t *e, uint64_t address, uint64_t host, uint64_t size, int64_t stream, int waits,
+                        uint64_t ns, int yield) {
+    const block_t *block = on_device(e, address, size);
+    if (!block || !is_ready(e))
+        return ELSEWHERE;
+    command_t c = {COPY_IN, address, 0, size, stream == OF_MEMORY ? block->device : (uint64_t)stream, 0, 0};
+    return flyt_is_pageable(e, host, size) ? stage(e, &c, host) : move(e, &c, host, waits, ns, yield);
+}
+
+// The same to host memory. Pageable memory is complete at 0; at SENT the cell is the calling `thread`'s.
+int64_t flyt_express_out(express_t *e, uint64_t host, uint64_t address, uint64_t size, int64_t stream, int waits,
+                         uint64_t ns, int yield, uint64_t thread) {
+    const block_t *block = on_device(e, address, size);
+    if (!block || !is_ready(e))
+        return ELSEWHERE;
+    command_t c = {COPY_OUT, address, 0, size, stream == OF_MEMORY ? block->device : (uint64_t)stream, 0, 0};
+    if (!flyt_is_pageable(e, host, size))
+        return move(e, &c, host, waits, ns, yield);
+    if (size > e->cell_size || e->reader)
+        return ELSEWHERE;
+    c.second = c.index = e->cell_index;
+    int64_t asleep = publish(e, &c);
+    if (asleep < 0)
+        return ELSEWHERE;
+    e->staged_out += size;
+    if (!asleep)
+        flyt_express_wait(e, e->last_id, ns, yield);
+    if (!is_answered(e, e->last_id)) {
+        e->reader = e->last_id;
+        e->owner = thread;
+        return sent(e, asleep);
+    }
+    memcpy((void *)host, e->cell, size);
+    return 0;
+}
+
+// cudaMemsetAsync of device memory.
+int64_t flyt_express_fill(express_t *e, uint64_t address, uint64_t value, uint64_t size, int64_t stream) {
+    if (!on_device(e, address, size) || !is_ready(e))
+        return ELSEWHERE;
+    command_t c = {FILL, address, value, size, (uint64_t)stream, 0, 1};
+    int64_t asleep = publish(e, &c);
+    return asleep < 0 ? ELSEWHERE : posted(e, asleep);
 }

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a client's short way knows and notes, for its two C files.
+
+#pragma once
+
+#include <stdint.h>
+
+#include "ring.h"
+
+enum { NOTES = 256, ROWS = 16 };
+enum { PINNED = 1, DEVICE = 2 }; // cudaMemoryType's
+#define NOWHERE UINT64_MAX       // index of host memory that is not in the window
+
+typedef struct {
+    uint64_t start, end, space, device, index;
+} block_t;
+
+typedef struct {
+    uint64_t id, code, size, index, stream, issued, posted, answered;
+} note_t;
+
+typedef struct {
+    uint64_t first, count;
+} row_t;
+
+typedef struct {
+    uint64_t id, end, answered;
+} held_t;
+
+typedef struct {
+    ring_t *commands, *replies;
+    uint64_t *commands_written, *replies_read; // private positions, which Python uses too
+    uint64_t command_places, reply_places;
+    uint64_t pid, shut;                     // shut: something has to be seen to first
+    uint64_t last_id, sent, taken, credits; // flow: also Python's, who holds the lock
+    uint64_t woken;                         // the reader's sleep for which it was woken last
+    // What Python has to hear of: what was sent (by id % NOTES), successes of its own commands, counts.
+    uint64_t news, base, first, count, rows, heard, posts, calls; // `base`: the first one since Python heard
+    uint64_t staged_in, staged_out, pinned_in, pinned_out;
+    uint64_t waits, asleep, since; // of SENT: the command, and the sleep of who has to be woken
+    // Staging: a ring of bytes for copies to the device, a cell for copies to the host.
+    char *ring;
+    uint64_t ring_index, ring_size, head, tail, holds, freed; // positions and counts go on for ever
+    char *cell;
+    uint64_t cell_index, cell_size, reader; // the command whose answer, or whose caller, still needs the cell
+    uint64_t owner;                         // the thread of that caller
+    block_t *blocks;
+    uint64_t block_count, block_room;
+    row_t row[ROWS];
+    held_t held[NOTES];
+    note_t note[NOTES];
+} express_t;
+
+const block_t *flyt_within(const express_t *e, uint64_t start, uint64_t size);
+int flyt_is_pageable(const express_t *e, uint64_t start, uint64_t size);
