@@ -117,8 +117,8 @@ class Express:
             with self._raw:
                 try:
                     said = self._out(
-                        self._at, host, address, size, number, device < 0, link.hold_ns, link.polite,
-                        me,
+                        self._at, host, address, size, number, device < 0, link.hold_ns,
+                        link.polite, me,
                     )  # fmt: skip
                     if not said:
                         return True

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled half of the short way: what it writes into a ring, and which answers it reads."""
+"""The compiled half of the short way: what it takes, what it writes into a ring, which answers it
+reads, and what it notes for the tables."""
 
 from __future__ import annotations
 
 import ctypes
 import random
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from flyt.frontend.express_link import COPY_IN, COPY_OUT, FILL, Link
+from flyt.frontend.express_link import COPY_IN, COPY_OUT, FILL, NOTES, NOWHERE, ROWS, Area, Link
 from flyt.rpc import messages as m
 from flyt.shm import layout, memory, ring
 from flyt.shm.native import native
@@ -22,9 +22,17 @@ pytestmark = pytest.mark.skipif(
 
 PID = 4711
 PAGE = layout.RINGS_END + 4096 - layout.RINGS_END % 4096
-FULL, DAMAGED = -3, -2
+ELSEWHERE, SENT, LOOK = -1, -2, -3
+PINNED, DEVICE = 1, 2
+OF_MEMORY = -1
 MOMENT, LONG = 100_000, 10**10
 """Nanoseconds."""
+THREAD = 77
+BLOCK, BLOCK_SIZE, ORDINAL = 1 << 45, 1 << 20, 3
+"""Device memory, that nobody here touches."""
+STAGING, INDEX = 1 << 20, 1 << 16
+"""Bytes of the area, and its place in the window."""
+PINNED_INDEX = 1 << 30
 
 
 class Ends:
@@ -38,74 +46,280 @@ class Ends:
         assert library is not None
         self.library = library
         self.page = memory.anonymous(PAGE)
+        self.staging, self.host, self.pinned = (memory.anonymous(STAGING) for _ in range(3))
         self.commands, self.replies = backend_rings(library, self.page)
         self.written, self.read_end = frontend_rings(library, self.page)
-        link = self.link = Link(pid=PID)
+        link = self.link = Link(pid=PID, credits=200)
         link.commands, link.commands_written, link.command_places = self.written.place
         link.replies, link.replies_read, link.reply_places = self.read_end.place
+        area = Area.over(self.staging, INDEX, STAGING)
+        link.ring, link.ring_index, link.ring_size = area.address, area.at, area.ring
+        link.cell, link.cell_index = area.address + area.ring, area.at + area.ring
+        link.cell_size = area.cell
+        self.at = ctypes.addressof(link)
+        assert library.express_add(self.at, BLOCK, BLOCK_SIZE, DEVICE, ORDINAL, NOWHERE)
+        assert library.express_add(self.at, self.pinned, STAGING, PINNED, 0, PINNED_INDEX)
 
-    def post(self, *words: int) -> int:
-        return int(self.library.express_post(ctypes.byref(self.link), *words))
+    def into(self, host: int, size: int = 64, at: int = 0, *, wait: bool = False) -> int:
+        """A copy to the device."""
+        patience = MOMENT if wait else 0
+        return int(
+            self.library.express_in(self.at, BLOCK + at, host, size, OF_MEMORY, wait, patience, 1)
+        )
 
-    def call(self, number: int, patience: int = MOMENT) -> int:
-        link = ctypes.byref(self.link)
-        words = (COPY_OUT, number, 1 << 45, 4096, 64, 0)
-        return int(self.library.express_call(link, *words, patience, 1))
+    def out(self, host: int, size: int = 64, *, wait: bool = True, patience: int = MOMENT) -> int:
+        """A copy from the device."""
+        return int(
+            self.library.express_out(
+                self.at, host, BLOCK, size, OF_MEMORY, wait, patience, 1, THREAD
+            )
+        )
 
-    def wait(self, number: int, patience: int = MOMENT) -> int:
-        """How many answers came."""
-        self.library.express_wait(ctypes.byref(self.link), number, patience, 1)
-        return int(self.link.count)
+    def fill(self, size: int = 64, at: int = 0) -> int:
+        return int(self.library.express_fill(self.at, BLOCK + at, 7, size, 5))
 
-    def read(self) -> tuple[int, int, int] | None:
-        """Taken, first and count of the row that was read."""
-        if not self.library.express_read(ctypes.byref(self.link)):
-            assert self.link.count == 0
-            return None
-        return self.link.taken, self.link.first, self.link.count
+    def read(self) -> bool:
+        return bool(self.library.express_read(self.at))
+
+    def wait(self, number: int, patience: int = MOMENT) -> None:
+        self.library.express_wait(self.at, number, patience, 1)
+
+    @property
+    def notes(self) -> list[tuple[int, int]]:
+        """Numbers and codes of what is noted and not answered."""
+        link = self.link
+        rows = [link.note[n % NOTES] for n in range(link.first, link.first + link.count)]
+        return [(note.id, note.code) for note in rows if not note.answered]
+
+    @property
+    def rows(self) -> list[tuple[int, int]]:
+        return [(row.first, row.count) for row in self.link.row[: self.link.rows]]
 
     def say(self, *replies: object) -> None:
         for reply in replies:
             self.replies.write(m.REPLIES.encode(reply))
+
+    def heard(self, kind: type) -> object:
+        """The next command, which is one of this kind."""
+        command = m.COMMANDS.decode(self.commands.read() or b"")
+        assert isinstance(command, kind)
+        return command
 
 
 @pytest.fixture
 def ends() -> Iterator[Ends]:
     made = Ends()
     yield made
-    memory.release(made.page, PAGE)
+    made.library.express_end(made.at)
+    for address, size in ((made.page, PAGE), *((a, STAGING) for a in (made.staging, made.host))):
+        memory.release(address, size)
+    memory.release(made.pinned, STAGING)
 
 
 def test_the_link_is_what_the_library_thinks(ends: Ends) -> None:
     assert ctypes.sizeof(Link) == ends.library.express_size
 
 
+# --- what it sends ---
+
+
 def test_commands_are_what_the_codec_makes_of_them(ends: Ends) -> None:
-    rng = random.Random(5)
+    rng, link = random.Random(5), ends.link
+    library, number = ends.library, 0
     for _ in range(2000):
-        number, address, second, size, stream = (
-            rng.choice([rng.getrandbits(bits) for bits in (0, 7, 8, 16, 17, 32, 33, 64)])
-            for _ in range(5)
+        base, size, stream, device = (
+            rng.choice([rng.getrandbits(bits) for bits in (7, 8, 16, 17, 32, 33, 62)]) or 1
+            for _ in range(4)
         )
-        for code, kind in ((COPY_IN, m.CopyIn), (COPY_OUT, m.CopyOut)):
-            assert ends.post(code, number, address, second, size, stream) == 0
-            command = kind(number, address, second, size, PID, stream)
+        link.last_id = number = rng.choice([number, rng.getrandbits(rng.choice([8, 31, 33, 60]))])
+        base, size = base | 1 << 62, size % (1 << 60) + 1
+        library.express_add(ends.at, base, size, DEVICE, device, NOWHERE)
+        library.express_add(ends.at, 1 << 61, 1 << 60, PINNED, 0, 0)
+        at = rng.randrange(size)
+        size = rng.randrange(1, size - at + 1)
+        host, index = (1 << 61) + at, at
+        expected: list[object] = [
+            m.CopyIn(number + 1, base + at, index, size, PID, device),
+            m.CopyIn(number + 2, base + at, index, size, PID, stream),
+            m.CopyOut(number + 3, base + at, index, size, PID, stream),
+            m.Memset(number + 4, base + at, size & 0xFF, size, stream),
+        ]
+        said = [
+            library.express_in(ends.at, base + at, host, size, OF_MEMORY, 0, 0, 1),
+            library.express_in(ends.at, base + at, host, size, stream, 0, 0, 1),
+            library.express_out(ends.at, host, base + at, size, stream, 0, 0, 1, THREAD),
+            library.express_fill(ends.at, base + at, size & 0xFF, size, stream),
+        ]
+        assert set(said) <= {0, LOOK}
+        for command in expected:
             assert ends.commands.read() == m.COMMANDS.encode(command)
-        assert ends.post(FILL, number, address, second & 0xFF, size, stream) == 0
-        fill = m.Memset(number, address, second & 0xFF, size, stream)
-        assert ends.commands.read() == m.COMMANDS.encode(fill)
+        library.express_remove(ends.at, base)
+        library.express_heard(ends.at)
+        link.sent = link.taken = 0
 
 
-def test_answers_in_a_row_are_read_together(ends: Ends) -> None:
-    assert ends.read() is None
-    ends.say(m.Done(3, 1, 3), m.Done(4, 4, 1), m.Done(9, 5, 200))
-    assert ends.read() == (9, 1, 204)
-    assert ends.read() is None
+def test_pageable_bytes_are_taken_at_the_call(ends: Ends) -> None:
+    for value in (1, 2):
+        ctypes.memset(ends.host, value, 100)
+        assert ends.into(ends.host, 100) == 0
+        ctypes.memset(ends.host, 9, 100)
+        command = ends.heard(m.CopyIn)
+        assert isinstance(command, m.CopyIn)
+        assert (command.stream, command.size) == (ORDINAL, 100)
+        staged = ctypes.string_at(ends.staging + command.index - INDEX, 100)
+        assert staged == bytes([value]) * 100
 
 
-def test_a_gap_begins_another_row(ends: Ends) -> None:
-    ends.say(m.Done(1, 1, 1), m.Done(2, 3, 1), m.Done(3, 2, 1))
-    assert [ends.read() for _ in range(4)] == [(1, 1, 1), (2, 3, 1), (3, 2, 1), None]
+def test_a_place_is_not_given_twice(ends: Ends) -> None:
+    """All places of the ring, then none, until the oldest is answered."""
+    size, places = 60 << 10, set[int]()
+    while ends.into(ends.host, size) == 0:
+        command = ends.heard(m.CopyIn)
+        assert isinstance(command, m.CopyIn)
+        places.add(command.index)
+    assert len(places) == STAGING // size - 1, "the ring's end is too short for one more"
+    assert ends.into(ends.host, size) == ELSEWHERE
+    ends.say(m.Done(1, 2, 1))
+    assert ends.into(ends.host, size) == ELSEWHERE, "they come back in their order"
+    ends.say(m.Done(2, 1, 1))
+    assert ends.into(ends.host, size) == 0
+    assert ends.into(ends.host, size) == 0
+    assert ends.into(ends.host, size) == ELSEWHERE
+
+
+def test_a_place_that_python_heard_of_is_free_when_it_says_so(ends: Ends) -> None:
+    while ends.into(ends.host, 60 << 10) == 0:
+        continue
+    ends.library.express_heard(ends.at)
+    assert ends.into(ends.host, 60 << 10) == ELSEWHERE
+    ends.library.express_answered(ends.at, 1, 1)
+    assert ends.into(ends.host, 60 << 10) == 0
+
+
+Refused = Callable[[Ends], int]
+REFUSED: dict[str, Refused] = {
+    "behind the block": lambda e: e.into(e.host, 64, BLOCK_SIZE - 63),
+    "before the block": lambda e: e.into(e.host, 64, -1),
+    "an address that wraps": lambda e: e.into(e.host, 64, (1 << 64) - BLOCK - 1),
+    "a size that wraps": lambda e: e.into(e.host, (1 << 64) - 1),
+    "a fill behind the block": lambda e: e.fill(64, BLOCK_SIZE - 63),
+    "no device memory": lambda e: e.into(e.host, 64, e.host - BLOCK),
+    "into pinned memory": lambda e: e.into(e.host, 64, e.pinned - BLOCK),
+    "from device memory": lambda e: e.into(BLOCK),
+    "from before device memory": lambda e: e.into(BLOCK - 1),
+    "from the end of device memory": lambda e: e.into(BLOCK + BLOCK_SIZE - 1),
+    "to device memory": lambda e: e.out(BLOCK),
+    "behind pinned memory": lambda e: e.into(e.pinned + STAGING - 63),
+    "to behind pinned memory": lambda e: e.out(e.pinned + STAGING - 63),
+    "more than a place": lambda e: e.into(e.host, 64 << 10),
+    "more than the cell": lambda e: e.out(e.host, (16 << 10) + 1),
+    "a host range that wraps": lambda e: e.into((1 << 64) - 32),
+}
+
+
+@pytest.mark.parametrize("call", REFUSED.values(), ids=REFUSED.keys())
+def test_what_is_not_plain_goes_elsewhere(ends: Ends, call: Refused) -> None:
+    assert call(ends) == ELSEWHERE
+    assert ends.commands.read() is None
+    assert (ends.link.news, ends.link.sent) == (0, 0)
+
+
+def test_registered_memory_goes_elsewhere(ends: Ends) -> None:
+    ends.library.express_add(ends.at, ends.host + 4096, 4096, PINNED, 0, NOWHERE)
+    for host in (ends.host + 4096 - 63, ends.host + 4096, ends.host + 8191):
+        assert ends.into(host) == ends.out(host) == ELSEWHERE
+    assert ends.into(ends.host + 4096 - 64) == ends.into(ends.host + 8192) == 0
+    ends.library.express_remove(ends.at, ends.host + 4096)
+    assert ends.into(ends.host + 4096) == 0
+
+
+def test_many_blocks_are_found_by_address(ends: Ends) -> None:
+    rng = random.Random(3)
+    starts = [(1 << 50) + n * 512 for n in range(1000)]
+    rng.shuffle(starts)
+    for start in starts:
+        assert ends.library.express_add(ends.at, start, 256, DEVICE, 0, NOWHERE)
+    gone = set(starts[::3])
+    for start in gone:
+        ends.library.express_remove(ends.at, start)
+        ends.library.express_remove(ends.at, start)  # once too often does no harm
+    for start in starts:
+        for at, inside in ((0, True), (255, True), (256, False), (-1, False)):
+            said = ends.library.express_fill(ends.at, start + at, 1, 1, 0)
+            assert (said != ELSEWHERE) == (inside and start not in gone), (start, at)
+            if said != ELSEWHERE:
+                assert ends.commands.read() is not None
+                ends.link.taken = ends.link.sent
+                ends.library.express_heard(ends.at)
+
+
+@pytest.mark.parametrize("field", ["shut", "credits"])
+def test_something_has_to_be_seen_to_first(ends: Ends, field: str) -> None:
+    setattr(ends.link, field, 1 if field == "shut" else 0)
+    assert ends.fill() == ends.into(ends.host) == ends.out(ends.host) == ELSEWHERE
+    assert ends.commands.read() is None
+
+
+def test_credits_come_back_with_answers(ends: Ends) -> None:
+    ends.link.credits = 2
+    assert [ends.fill() for _ in range(3)] == [0, 0, ELSEWHERE]
+    ends.say(m.Done(1, 1, 1))
+    assert [ends.fill() for _ in range(2)] == [0, ELSEWHERE]
+
+
+def test_damaged_rings_are_left(ends: Ends) -> None:
+    memory.store_word(ends.page + layout.REPLY_RING, 1 << 40)
+    assert not ends.read()
+    assert ends.fill() == ELSEWHERE
+    memory.store_word(ends.page + layout.REPLY_RING, 0)
+    memory.store_word(ends.page + layout.COMMAND_RING + 64, 1 << 40)
+    assert ends.fill() == ends.into(ends.host) == ends.out(ends.host) == ELSEWHERE
+    assert (ends.link.news, ends.link.sent, ends.link.reader) == (0, 0, 0)
+
+
+def test_a_full_ring_takes_nothing(ends: Ends) -> None:
+    ends.link.credits = 1 << 20
+    taken = 0
+    while ends.fill() != ELSEWHERE:
+        taken += 1
+    assert taken == min(layout.COMMAND_PLACES, NOTES)
+
+
+def test_the_connection_is_looked_at_now_and_then(ends: Ends) -> None:
+    said = [ends.fill() for _ in range(96)]
+    assert [n for n, one in enumerate(said, 1) if one == LOOK] == [32, 64, 96]
+
+
+def test_a_sleeper_is_told_of_until_it_was_woken(ends: Ends) -> None:
+    assert ends.commands.fall_asleep()
+    assert ends.fill() == ends.into(ends.host) == 1
+    ends.link.woken = 1
+    assert ends.fill() == 0
+    assert ends.out(ends.host, patience=0) == SENT
+    assert ends.link.asleep == 0
+
+
+# --- what it reads ---
+
+
+def test_successes_are_told_in_rows(ends: Ends) -> None:
+    ends.link.last_id = ends.link.sent = 300
+    assert not ends.read()
+    ends.say(m.Done(3, 1, 3), m.Done(4, 4, 1), m.Done(9, 5, 200), m.Done(10, 250, 1))
+    assert ends.read()
+    assert ends.rows == [(1, 204), (250, 1)]
+    assert ends.link.taken == 10
+    assert not ends.read()
+
+
+def test_too_many_rows_are_left_for_the_next_time(ends: Ends) -> None:
+    ends.link.last_id = ends.link.sent = 300
+    ends.say(*(m.Done(n, 2 * n, 1) for n in range(1, 20)))
+    assert ends.read()
+    assert len(ends.rows) == ROWS
+    ends.library.express_heard(ends.at)
+    assert ends.read()
+    assert ends.rows == [(2 * n, 1) for n in range(ROWS + 1, 20)]
 
 
 @pytest.mark.parametrize(
@@ -117,6 +331,8 @@ def test_a_gap_begins_another_row(ends: Ends) -> None:
         m.REPLIES.encode(m.Sticky(700, "gone")),
         m.REPLIES.encode(m.Done(1, 2, 1))[:-1],
         m.REPLIES.encode(m.Done(1, 2, 1)) + b"\0",
+        m.REPLIES.encode(m.Done(1, 1, 100)),  # more than were sent
+        m.REPLIES.encode(m.Done(1, 9, 2)),  # to a command that was never sent
         b"\x94\x04\x01\x02\xcf\x00\x00\x00\x01\x00\x00\x00\x00",  # a count of 33 bits
         b"\x94\x05\x01\x02\x01",  # four words of another code
         b"\xc1",
@@ -124,66 +340,86 @@ def test_a_gap_begins_another_row(ends: Ends) -> None:
     ],
 )
 def test_what_is_no_plain_answer_is_left(ends: Ends, entry: bytes) -> None:
+    ends.link.last_id = ends.link.sent = 9
     ends.say(m.Done(1, 1, 1))
     ends.replies.write(entry)
     ends.say(m.Done(9, 9, 1))
-    assert ends.read() == (1, 1, 1)
-    assert ends.read() is None
+    assert ends.read()
+    assert ends.rows == [(1, 1)]
+    assert not ends.read()
+    assert ends.fill() == ELSEWHERE, "Python has to see it first"
     assert ends.read_end.read() == entry
-    assert ends.read() == (9, 9, 1)
+    assert ends.read()
+    assert ends.rows == [(1, 1), (9, 1)]
 
 
-def test_damaged_rings_are_left(ends: Ends) -> None:
-    memory.store_word(ends.page + layout.REPLY_RING, 1 << 40)
-    assert ends.read() is None
-    assert ends.call(1) == 0
-    memory.store_word(ends.page + layout.COMMAND_RING + 64, 1 << 40)
-    assert ends.post(FILL, 1, 2, 3, 4, 5) == DAMAGED
+def test_what_was_sent_is_noted_until_it_is_answered(ends: Ends) -> None:
+    ends.link.last_id = 40
+    assert ends.fill() == ends.into(ends.host) == ends.into(ends.pinned) == 0
+    assert ends.notes == [(41, FILL), (42, COPY_IN), (43, COPY_IN)]
+    ends.link.sent = 50
+    ends.say(m.Done(4, 42, 1), m.Done(5, 39, 2))
+    assert ends.read()
+    assert (ends.notes, ends.rows) == ([(41, FILL), (43, COPY_IN)], [(39, 2)])
+    ends.say(m.Done(6, 41, 1))
+    assert ends.read()
+    assert (ends.notes, ends.link.first) == ([(43, COPY_IN)], 43)
+    assert (ends.link.posts, ends.link.staged_in, ends.link.pinned_in) == (3, 64, 64)
 
 
-def test_a_full_ring_takes_nothing(ends: Ends) -> None:
-    for number in range(layout.COMMAND_PLACES):
-        assert ends.post(FILL, number, 2, 3, 4, 5) == 0
-    assert ends.post(FILL, 1, 2, 3, 4, 5) == FULL
-    assert ends.call(1) == FULL
-    assert (ends.link.count, ends.written.written) == (0, layout.COMMAND_PLACES)
-
-
-def test_a_call_waits_for_its_answer(ends: Ends) -> None:
-    def backend() -> None:
-        while not ends.commands.wait(1.0, polite=True):
-            continue
-        ends.say(m.Done(7, 5, 2), m.Done(8, 7, 1))
-
-    thread = threading.Thread(target=backend)
-    thread.start()
-    assert ends.call(7, LONG) == 0
-    assert (ends.link.taken, ends.link.first, ends.link.count) == (8, 5, 3)
-    thread.join()
-
-
-def test_a_call_ends_at_any_other_answer(ends: Ends) -> None:
-    ends.say(m.Done(1, 1, 1), m.Result(2, 700, 2, (), "x"))
-    assert ends.call(2, LONG) == 0
-    assert ends.link.count == 1
-    assert m.REPLIES.decode(ends.read_end.read() or b"") == m.Result(2, 700, 2, (), "x")
-
-
-def test_a_call_waits_for_no_longer_than_it_may(ends: Ends) -> None:
-    ends.say(m.Done(1, 1, 1))
-    assert ends.call(2) == 0
-    assert (ends.link.first, ends.link.count) == (1, 1)
-
-
-def test_a_call_does_not_wait_for_a_sleeper(ends: Ends) -> None:
-    assert ends.commands.fall_asleep()
-    assert ends.call(2, LONG) == 1
-    assert ends.commands.read() is not None
+def test_a_train_is_noted_as_far_as_it_is_on_its_way(ends: Ends) -> None:
+    for number in range(1, 2000):
+        assert ends.into(ends.host, 4096) in (0, LOOK)
+        assert ends.commands.read() is not None
+        if number % 7 == 0:
+            ends.say(m.Done(number, number - 6, 7))
+    assert len(ends.notes) <= 7
+    assert ends.link.posts == 1999
 
 
 def test_waiting_for_an_answer_that_comes_in_a_row(ends: Ends) -> None:
+    ends.link.last_id = ends.link.sent = 11
     ends.say(m.Done(3, 1, 3), m.Done(9, 4, 6), m.Done(10, 10, 1))
-    assert ends.wait(9, LONG) == 9
-    assert (ends.link.first, ends.link.taken) == (1, 9)
-    assert ends.wait(11) == 1
-    assert ends.wait(11) == 0
+    ends.wait(9, LONG)
+    assert ends.link.taken == 9, "no further than it has to"
+    ends.wait(11)
+    assert ends.rows == [(1, 10)]
+
+
+def test_waiting_ends_at_any_other_answer(ends: Ends) -> None:
+    ends.link.last_id = ends.link.sent = 2
+    ends.say(m.Done(1, 1, 1), m.Result(2, 700, 2, (), "x"))
+    ends.wait(2, LONG)
+    assert ends.rows == [(1, 1)]
+    assert m.REPLIES.decode(ends.read_end.read() or b"") == m.Result(2, 700, 2, (), "x")
+
+
+# --- copies that are waited for ---
+
+
+def test_bytes_that_take_longer_are_the_callers(ends: Ends) -> None:
+    assert ends.out(ends.host) == SENT
+    assert (ends.link.waits, ends.link.reader, ends.link.owner) == (1, 1, THREAD)
+    assert ends.out(ends.host) == ELSEWHERE, "there is one cell"
+    assert ends.notes == [(1, COPY_OUT)]
+    assert (ends.link.calls, ends.link.staged_out) == (1, 64)
+
+
+def test_bytes_of_an_answer_that_is_there(ends: Ends) -> None:
+    """The command comes after its answer here: nobody else's bytes are in the cell."""
+    ends.link.last_id, ends.link.sent = 7, 8
+    ends.say(m.Done(8, 7, 1))
+    assert ends.read()
+    ctypes.memset(ends.staging, 5, STAGING)
+    ends.replies.write(m.REPLIES.encode(m.Done(9, 8, 1)))
+    assert ends.out(ends.host) == ELSEWHERE, "an answer to what was not sent is Python's"
+    assert ctypes.string_at(ends.host, 64) == bytes(64)
+
+
+def test_pinned_copies_that_are_waited_for(ends: Ends) -> None:
+    assert ends.into(ends.pinned, wait=True) == SENT
+    assert ends.out(ends.pinned) == SENT
+    assert (ends.link.calls, ends.link.posts, ends.link.reader) == (2, 0, 0)
+    command = ends.heard(m.CopyIn)
+    assert isinstance(command, m.CopyIn)
+    assert command.index == PINNED_INDEX
