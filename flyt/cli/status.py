@@ -101,7 +101,7 @@ def table_of(
     report: dict[str, Any], now: float, more: Mapping[str, Column] = MappingProxyType({})
 ) -> Table:
     """The sessions, with ``more`` columns by their names."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("session", "pid"):  # to be copied: on a narrow screen the others are folded
         table.add_column(name, no_wrap=True)
     for name in (
