@@ -17,13 +17,13 @@ from cuda.bindings import runtime as cudart
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from flyt.backend.options import parse_size
 from flyt.bench import plots
 from flyt.bench.harness import Progress as Listener
 from flyt.bench.plan import CASES, CLIENTS, LIMIT, QUICK_LIMIT, QUICK_SIZES, SIZES, Plan
 from flyt.bench.report import Report, show
 from flyt.bench.run import Setup, jobs_of, run
 from flyt.errors import ConfigurationError
+from flyt.sizes import parse_size
 
 CUPY = "cupy.cuda.runtime"
 

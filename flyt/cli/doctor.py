@@ -22,6 +22,7 @@ import numpy as np
 
 import flyt
 from flyt._version import __version__
+from flyt.environment import RING
 from flyt.errors import ConfigurationError, FlytError, RegionError
 from flyt.frontend.session import Session
 from flyt.frontend.settings import Settings
@@ -147,7 +148,7 @@ def commands_step(visit: Visit) -> str:
             "libflyt.so is not built, so each command takes a ZeroMQ round trip: install a C "
             "compiler, then Flyt again"
         )
-    if os.environ.get("FLYT_RING") == "0":
+    if not RING.read():
         raise Unsound("FLYT_RING=0 turns the fast way of commands off: unset it")
     return "rings in shared memory" if visit.connected().memory is not None else "ZeroMQ"
 
