@@ -63,6 +63,5 @@ def test_what_is_late_is_not_begun(orders: int) -> None:
 def test_with_enough_time_all_is_there() -> None:
     _, results = run(1000)
     assert results.notes == []
-    assert {key.contender: len(found) for key, found in results.samples.items()} == dict.fromkeys(
-        WHO, ROUNDS
-    )
+    rounds = {key.contender: len(found) for key, found in results.samples.items()}
+    assert rounds == dict.fromkeys(WHO, ROUNDS)
