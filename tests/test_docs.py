@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flyt.testing import FACTS
+from flyt.testing import FACTS, Report
 
 ROOT = Path(__file__).resolve().parent.parent
 SEMANTICS = (ROOT / "docs" / "semantics.md").read_text()
@@ -38,3 +38,20 @@ def test_every_row_of_a_table_names_its_proof() -> None:
     assert len(rows) > 30
     proof = re.compile(r"(fact: \w+\.\w+|tests/[\w/]+\.py::\w+)[^|]*\|$")
     assert [row for row in rows if not proof.search(row)] == []
+
+
+def test_what_is_to_be_installed_is_had_from_a_checkout() -> None:
+    """Nothing is published: `pip install flyt[gpu]` finds nothing, or somebody else's."""
+    texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("flyt/**/*.py")]
+    named = re.compile(r"install\s+'?flyt\b")
+    assert [path.name for path in texts if named.search(path.read_text())] == []
+
+
+def test_the_readme_s_use_of_the_checker_is_sound() -> None:
+    (snippet,) = re.findall(
+        r"```python\n(import flyt\nfrom flyt.testing import check_memcpy.*?)```",
+        (ROOT / "README.md").read_text(),
+        re.DOTALL,
+    )
+    compile(snippet, "README.md", "exec")
+    assert set(re.findall(r"report\.(\w+)", snippet)) <= set(dir(Report))

@@ -15,11 +15,13 @@ PACKAGE = ROOT / "flyt"
 LONGEST_MODULE = 350
 """Lines; what is longer holds more than one concept."""
 
-GROUND = {"errors", "_version"}
+GROUND = {"errors", "_version", "sizes", "environment"}
 FACES = {"__init__", "runtime", "driver"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "_version": set(),
+    "sizes": {"errors"},
+    "environment": {"errors", "sizes"},
     "rpc": GROUND,
     "shm": GROUND,
     "frontend": GROUND | {"rpc", "shm"},

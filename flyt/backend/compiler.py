@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from flyt.backend.compiling import _NO_COMPILER, COMPILE_SECONDS, UNCONFINED
+from flyt.environment import NVRTC_UNCONFINED
 
 MEMORY_BYTES = 16 << 30
 """Address space: NVRTC's own libraries take some 200 MB of it, and heavy templates a few GB."""
@@ -103,7 +104,7 @@ def _confine(readable: Iterable[str]) -> None:
     attributes = struct.pack("<Q", _ALL_ACCESS)
     ruleset = libc.syscall(_CREATE_RULESET, attributes, len(attributes), 0)
     if ruleset < 0:
-        if os.environ.get(UNCONFINED) == "1":
+        if NVRTC_UNCONFINED.read():
             return
         raise _Unable(
             f"the kernel has no Landlock ({os.strerror(ctypes.get_errno())}); {UNCONFINED}=1 in "

@@ -16,6 +16,7 @@ import subprocess
 import sys
 from typing import Any
 
+from flyt.environment import NVRTC_UNCONFINED
 from flyt.errors import DeviceError, ProtocolError
 
 COMPILE_SECONDS = 120.0
@@ -25,7 +26,7 @@ MAX_OPTIONS = 256
 MAX_OPTION_CHARS = 4096
 """Options, and expressions, of one compilation."""
 
-UNCONFINED = "FLYT_NVRTC_UNCONFINED"
+UNCONFINED = NVRTC_UNCONFINED.name
 """Set to 1 in the daemon's environment where the kernel has no Landlock: then clients may read, by
 way of compiler messages, what the daemon may read."""
 

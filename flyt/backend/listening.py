@@ -12,7 +12,6 @@ import fcntl
 import logging
 import os
 import re
-import stat
 from collections.abc import Iterator, Sequence
 
 import zmq
@@ -20,7 +19,7 @@ import zmq
 from flyt.backend.visitors import VISITOR_LIMITS
 from flyt.backend.wire import SOCKET_LIMITS
 from flyt.errors import ConfigurationError
-from flyt.rpc.endpoints import Endpoint
+from flyt.rpc.endpoints import Endpoint, unlink_socket
 from flyt.rpc.keys import KeyPair
 from flyt.rpc.sockets import Listener
 
@@ -85,10 +84,7 @@ def _remove_sessions(path: str) -> None:
     session = re.compile(re.escape(name) + r"\.[0-9a-f]{16}")
     try:
         for one in filter(session.fullmatch, os.listdir(folder)):
-            with contextlib.suppress(FileNotFoundError):  # a worker of the dead one is just ending
-                left = os.path.join(folder, one)
-                if stat.S_ISSOCK(os.lstat(left).st_mode):
-                    os.unlink(left)
+            unlink_socket(os.path.join(folder, one))
     except OSError as exc:  # they are in nobody's way
         log.warning("sockets that a dead daemon left at %s stay there: %s", path, exc)
 

@@ -64,7 +64,7 @@ class Metrics:
             import prometheus_client
         except ImportError as exc:
             raise ConfigurationError(
-                "--metrics needs prometheus_client: pip install 'flyt[metrics]'"
+                "--metrics needs prometheus_client: pip install '.[metrics]' in Flyt's checkout"
             ) from exc
         self._loop = loop
         self._survey = survey

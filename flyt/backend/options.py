@@ -37,24 +37,6 @@ SESSION_SUFFIX = len(".0123456789abcdef")
 LONGEST_SECONDS = 86_400.0
 """A day: longer heartbeats, sweeps or drains are slips of the pen."""
 
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-
-
-def parse_size(text: str) -> int:
-    """Bytes of ``4096``, ``64K``, ``512M``, ``1G``, ``2T`` (powers of 1024; ``GiB`` is fine too).
-
-    Raises
-    ------
-    ConfigurationError
-        For anything else, and for what does not fit into 63 bits.
-    """
-    number = text.strip().upper().removesuffix("B").removesuffix("I")
-    unit = number[-1:] if number[-1:] in "KMGT" else ""
-    digits = number.removesuffix(unit)
-    if digits.isascii() and digits.isdigit() and int(digits) * _UNITS[unit] < 1 << 63:
-        return int(digits) * _UNITS[unit]
-    raise ConfigurationError(f"size {text!r} is not understood; write bytes or 64K, 512M, 2G")
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Options:

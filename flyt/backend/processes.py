@@ -35,6 +35,10 @@ KILL_LIMIT = 10.0
 """Seconds a killed child may take to end: the driver tears its context down inside the kernel."""
 
 
+IN_ORDER = "exit status 0"
+"""How a child ends that was told to."""
+
+
 class Owner(Protocol):
     """Who hears of a child's messages and of its end."""
 
@@ -115,7 +119,9 @@ class Child:
             return
         try:
             self._channel.send(message, descriptor)
-        except (ChannelClosed, SessionLost) as exc:
+        except ChannelClosed:  # it is ending, and `Owner.ended` says how
+            self.kill()
+        except SessionLost as exc:
             log.warning("%s %d: %s", self.name, self.pid, exc)
             self.kill()
 

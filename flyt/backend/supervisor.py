@@ -27,6 +27,7 @@ from flyt.backend.options import PER_CLIENT, Options
 from flyt.backend.orders import Broken, Closed, Measured, Opened, Paused, Request, Returned
 from flyt.backend.pool import WorkerPool
 from flyt.backend.private import PRIVATE_SIZE, PrivateRegions
+from flyt.backend.processes import IN_ORDER
 from flyt.backend.reclaim import Reclaimer
 from flyt.backend.relay import Relay
 from flyt.backend.served import ServedRegion
@@ -314,7 +315,8 @@ class Supervisor:
     def worker_ended(self, worker: WorkerProcess, reason: str) -> None:
         """It is gone, and so are its sessions."""
         if self._serving and not self._ending:  # else it is no news
-            log.warning("worker %d ended: %s", worker.pid, reason)
+            level = logging.INFO if reason == IN_ORDER else logging.WARNING
+            log.log(level, "worker %d ended: %s", worker.pid, reason)
         self._pool.forget(worker)
         self._survey.forget(worker)
         for session in list(worker.sessions):

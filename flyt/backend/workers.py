@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -15,7 +13,7 @@ from flyt.backend.orders import FROM_WORKER, TO_WORKER, End, Failed, Leave, Open
 from flyt.backend.principals import Principal
 from flyt.backend.processes import Child
 from flyt.errors import DeviceError
-from flyt.rpc.endpoints import Endpoint
+from flyt.rpc.endpoints import Endpoint, unlink_socket
 from flyt.shm.layout import Geometry
 
 log = logging.getLogger(__name__)
@@ -215,16 +213,15 @@ class WorkerProcess:
                 timer.cancel()
         self.leaving = True
         for record in self.sessions.values():
-            _unlink_socket(record.address)
+            _remove_socket(record.address)
         self._owner.worker_ended(self, reason)
 
 
-def _unlink_socket(address: str) -> None:
+def _remove_socket(address: str) -> None:
     """A dead worker could not remove the sockets of its sessions."""
     scheme, _, path = address.partition("://")
     if scheme == "ipc":
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+        unlink_socket(path)
 
 
 def session_address(endpoint: Endpoint, ports: str, session: int) -> str:

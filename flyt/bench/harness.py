@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from flyt.bench.contenders import Process, Processes
@@ -98,14 +98,20 @@ class Side:
         return [case.process.receive() for case in self.cases]
 
 
+class _TimeOver(Exception):
+    """The limit came in the midst of a job."""
+
+
 class Harness:
     """Runs jobs.
 
     Parameters
     ----------
     processes : Processes
+    deadline : Deadline
+        When all has to be over: a contender's turn that has begun is finished.
     limit : float
-        Seconds for all of them; a round that has begun is finished.
+        Seconds that were given, for messages.
     progress : callable
 
     Attributes
@@ -114,10 +120,12 @@ class Harness:
         Also of a run that failed half-way.
     """
 
-    def __init__(self, processes: Processes, limit: float, progress: Progress) -> None:
+    def __init__(
+        self, processes: Processes, deadline: Deadline, limit: float, progress: Progress
+    ) -> None:
         self.results = Results()
         self._processes = processes
-        self._deadline = Deadline.after(limit)
+        self._deadline = deadline
         self._limit = limit
         self._progress = progress
         self._numbers = itertools.count(1)
@@ -137,8 +145,11 @@ class Harness:
             if reason:
                 self.results.notes.append(f"{job.title}: dropped, {reason}")
             else:
-                with self._sides(job) as sides:
-                    self._rounds(job, sides)
+                try:
+                    with self._sides(job) as sides:
+                        self._rounds(job, sides)
+                except _TimeOver:
+                    self._drop(job, 0)
 
     def _hindrance(self, job: Job) -> str:
         """Why a job can't be begun; "" if it can."""
@@ -170,15 +181,19 @@ class Harness:
                 for key in keys:
                     if key not in opened:
                         opened[key] = self._open(job, *key)
+            except _TimeOver:
+                _close(opened.values())
+                raise
             except NoRoom as exc:
                 self.results.notes.append(f"{job.title}: {entrant.name} dropped, no room ({exc})")
             else:
                 sides.append(Side(entrant, job, [opened[key] for key in keys]))
         yield sides
-        for case in opened.values():
-            case.ask("close_case")
+        _close(opened.values())
 
     def _open(self, job: Job, name: str, threads: int, client: int) -> OpenCase:
+        if not self._deadline.left():
+            raise _TimeOver
         contender = CONTENDERS[name]
         process = self._processes.get(contender.process, client + 1)
         case = OpenCase(process, next(self._numbers))
@@ -196,25 +211,20 @@ class Harness:
         found: dict[Key, list[float]] = {}
         done = 0
         for number in range(job.rounds + 1):
-            if not self._deadline.left():
-                break
             started = time.monotonic()
-            for side in _rotated(sides, number):
-                samples = side.round()
-                self.results.verified(side.copies, job.size)
-                if number:  # the first round warms up
-                    for metric, seconds in samples.items():
-                        key = Key(job.case, job.size, side.entrant.contender, metric, side.at_once)
-                        found.setdefault(key, []).append(seconds)
+            try:
+                samples = self._round(job, _rotated(sides, number))
+            except _TimeOver:
+                break
+            if number:  # the first round warms up
+                for key, seconds in samples.items():
+                    found.setdefault(key, []).append(seconds)
             done = number
             self._pace[job.case] = (time.monotonic() - started) / job.size
             self._progress(job.title, 1)
         least = min(LEAST_ROUNDS, job.rounds)
         if done < least:
-            self.results.notes.append(
-                f"{job.title}: dropped after {done} of {job.rounds} rounds at the limit of "
-                f"{self._limit:.0f} s"
-            )
+            self._drop(job, done)
             return
         if done < job.rounds:
             self.results.notes.append(
@@ -222,6 +232,29 @@ class Harness:
             )
         for key, series in found.items():
             self.results.add(key, series)
+
+    def _drop(self, job: Job, done: int) -> None:
+        self.results.notes.append(
+            f"{job.title}: dropped after {done} of {job.rounds} rounds at the limit of "
+            f"{self._limit:.0f} s"
+        )
+
+    def _round(self, job: Job, sides: Sequence[Side]) -> dict[Key, float]:
+        """Everybody's turn."""
+        found = {}
+        for side in sides:
+            if not self._deadline.left():
+                raise _TimeOver
+            for metric, seconds in side.round().items():
+                key = Key(job.case, job.size, side.entrant.contender, metric, side.at_once)
+                found[key] = seconds
+            self.results.verified(side.copies, job.size)
+        return found
+
+
+def _close(cases: Iterable[OpenCase]) -> None:
+    for case in cases:
+        case.ask("close_case")
 
 
 def _rotated(sides: Sequence[Side], number: int) -> list[Side]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import flyt
 from flyt.frontend.launcher import PLACES
+from flyt.shm.native import native
 
 ASK_LIMIT = 20.0
 """Seconds for nvidia-smi or git; a card that sleeps takes a few."""
@@ -46,6 +47,7 @@ def describe() -> dict[str, Any]:
         "card": dict(zip(CARD_FIELDS, card.split(", "), strict=False)) if card else None,
         "python": platform.python_version(),
         "flyt": flyt.__version__,
+        "native_library": native() is not None,
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
         "settings": {
             name: value

@@ -36,7 +36,7 @@ def require() -> None:
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigurationError(
-            "curves need matplotlib: pip install 'flyt[plot]', or leave --plot out"
+            "curves need matplotlib: pip install '.[plot]' in Flyt's checkout, or leave --plot out"
         )
 
 

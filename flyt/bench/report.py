@@ -35,6 +35,12 @@ CLIENTS = (
     ("stream", "d2h", "pinned D2H"),
     ("mix", "mix", "4 KiB, half each way"),
 )
+FALLBACK = (
+    "without the compiled library (not built, or FLYT_NATIVE=0) this is the slow fallback: the "
+    "figures say nothing of Flyt's speed. Install a C compiler, then Flyt again"
+)
+"""For people who measure so."""
+
 OK = {True: "[green]yes[/]", False: "[bold red]no[/]", None: "—"}
 
 
@@ -65,6 +71,11 @@ class Report:
     @property
     def figures(self) -> list[Measured]:
         return measure(self.results, self.against)
+
+    @property
+    def is_fallback(self) -> bool:
+        """Whether the compiled library was not there; older files don't say."""
+        return self.machine.get("native_library") is False
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -129,6 +140,8 @@ def show(report: Report, console: Console) -> None:
         + f"; {report.seconds:.0f} s",
         highlight=False,
     )
+    if report.is_fallback:
+        console.print(FALLBACK, style="bold red", highlight=False)
     if report.failure:
         console.print(f"failure: {report.failure}", style="red", highlight=False, markup=False)
 

@@ -106,7 +106,7 @@ def run(setup: Setup, plan: Plan, limit: float, progress: Progress) -> Report:
         setup.against,
         Results(),
     )
-    started = time.monotonic()
+    started, deadline = time.monotonic(), Deadline.after(limit)
     size = region_size(plan, free_space(resolve("flyt-bench"))) if setup.backend is None else 0
     folder = Path(tempfile.mkdtemp(prefix="flyt-bench-"))
     try:
@@ -116,7 +116,7 @@ def run(setup: Setup, plan: Plan, limit: float, progress: Progress) -> Report:
         ):
             processes = Processes(setup.modules, environment, folder)
             stack.callback(processes.close)
-            harness = Harness(processes, limit, progress)
+            harness = Harness(processes, deadline, limit, progress)
             report.results = harness.results
             harness.run(plan.jobs(processes.kinds))
             report.counters = processes.notes()

@@ -225,8 +225,8 @@ def runtime_of(name: str) -> Runtime:
         module = pkgutil.resolve_name(name)  # cupy.cuda.runtime is an attribute, not a module
     except (ImportError, AttributeError, ValueError) as exc:
         raise ConfigurationError(
-            f"{name} can't be imported ({exc}): install it (CuPy: pip install 'flyt[gpu]') or "
-            "name another module with --native"
+            f"{name} can't be imported ({exc}): install it (CuPy: pip install '.[gpu]' in Flyt's "
+            "checkout) or name another module with --native"
         ) from exc
     if hasattr(module, "cudaMemcpy"):
         return TupleRuntime(module)

@@ -18,11 +18,12 @@ from flyt.backend.options import (
     MAX_WORKERS,
     SESSIONS_PER_USER,
     Options,
-    parse_size,
 )
 from flyt.backend.supervisor import Supervisor
+from flyt.environment import check
 from flyt.errors import ConfigurationError, FlytError
 from flyt.shm.runtime_dir import runtime_dir
+from flyt.sizes import parse_size
 
 SOCKET_NAME = "backend.sock"
 """In the runtime folder; where clients look without FLYT_BACKEND."""
@@ -114,6 +115,7 @@ def main(
         level=log_level, format="flyt-backend[%(process)d] %(levelname)s %(message)s"
     )
     try:
+        check()
         options = Options(
             listen=listen or (f"ipc://{os.path.join(runtime_dir(), SOCKET_NAME)}",),
             region=None if no_region else region,

@@ -17,13 +17,14 @@ from cuda.bindings import runtime as cudart
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from flyt.backend.options import parse_size
 from flyt.bench import plots
 from flyt.bench.harness import Progress as Listener
 from flyt.bench.plan import CASES, CLIENTS, LIMIT, QUICK_LIMIT, QUICK_SIZES, SIZES, Plan
-from flyt.bench.report import Report, show
+from flyt.bench.report import FALLBACK, Report, show
 from flyt.bench.run import Setup, jobs_of, run
 from flyt.errors import ConfigurationError
+from flyt.shm.native import native as native_library
+from flyt.sizes import parse_size
 
 CUPY = "cupy.cuda.runtime"
 
@@ -138,6 +139,8 @@ def _measure(
         device = "cupy" if _has_gpu() else "emulated"
         if device == "emulated":
             console.print("no GPU here: measuring the emulated device")
+    if native_library() is None:
+        console.print(FALLBACK, style="bold red", highlight=False)
     if native is None and backend is None and device == "cupy":
         native = CUPY
     setup = Setup(device, None if native == "none" else native, backend)
@@ -195,4 +198,6 @@ def _title(report: Report) -> str:
     settings = report.settings
     device = f"backend {settings['backend']}" if settings["backend"] else settings["device"]
     date = str(machine["date"])[:10]
+    if report.is_fallback:
+        device += ", without the compiled library"
     return f"{device}; {where}; commit {machine['commit']}; {date}; quartiles shaded"

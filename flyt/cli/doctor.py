@@ -22,11 +22,13 @@ import numpy as np
 
 import flyt
 from flyt._version import __version__
+from flyt.environment import RING
 from flyt.errors import ConfigurationError, FlytError, RegionError
 from flyt.frontend.session import Session
 from flyt.frontend.settings import Settings
 from flyt.rpc.endpoints import Endpoint
 from flyt.rpc.messages import PROTOCOL_VERSION
+from flyt.shm.ivshmem import SCHEME, WRITE_COMBINING
 from flyt.shm.native import native
 from flyt.shm.private import PRIVATE
 from flyt.shm.region import Region
@@ -93,7 +95,7 @@ def region_step(visit: Visit) -> str:
     session = visit.connected()
     welcome = session.welcome
     if session.memory is not None:
-        path = visit.settings.region or welcome.region
+        path = session.memory.path
         return f"{path}, {welcome.region_size >> 20} MiB, seen by both sides; {cache_type(path)}"
     if not welcome.region:
         raise Unsound(
@@ -105,14 +107,11 @@ def region_step(visit: Visit) -> str:
 
 def why_inline(visit: Visit, theirs: str, epoch: int) -> str:
     """Why a session has no window although the backend has a region."""
-    path = visit.settings.region or theirs
-    if theirs.startswith(PRIVATE):
+    chosen = visit.settings.region
+    path = chosen or theirs
+    in_guest = chosen.startswith(SCHEME) or not (chosen or visit.endpoint.is_loopback())
+    if theirs.startswith(PRIVATE) or in_guest:  # no file to look at; the session knows why
         return "; ".join(visit.warnings)
-    if not (visit.settings.region or visit.endpoint.is_loopback()):
-        return (
-            f"{visit.endpoint} is another host: in a guest set FLYT_REGION to the ivshmem device's "
-            "resource2 under /sys/bus/pci/devices; between hosts bytes can only go inline"
-        )
     try:
         with (
             contextlib.closing(Region.open(path)) as region,
@@ -135,8 +134,8 @@ def why_inline(visit: Visit, theirs: str, epoch: int) -> str:
 def cache_type(path: str) -> str:
     """How the CPU caches the mapping, as far as its path tells."""
     name = os.path.basename(os.path.realpath(path))
-    if name == "resource2_wc":
-        return "write-combining (a PCI device): reads by the CPU are slow, use resource2 with QEMU"
+    if path.startswith(SCHEME) or name == WRITE_COMBINING:
+        return "write-combining (a PCI device): where the host's CPU is AMD's, reading is slow"
     if name.startswith("resource"):
         return "the cache type of a PCI device depends on guest and KVM; see the probe below"
     return "cached (ordinary shared memory)"
@@ -146,10 +145,10 @@ def commands_step(visit: Visit) -> str:
     """Which way the commands take."""
     if native() is None:
         raise Unsound(
-            "libflyt.so is not built, so each command takes a ZeroMQ round trip: install a wheel, "
-            "or a C compiler before pip install"
+            "libflyt.so is not built, so each command takes a ZeroMQ round trip: install a C "
+            "compiler, then Flyt again"
         )
-    if os.environ.get("FLYT_RING") == "0":
+    if not RING.read():
         raise Unsound("FLYT_RING=0 turns the fast way of commands off: unset it")
     return "rings in shared memory" if visit.connected().memory is not None else "ZeroMQ"
 

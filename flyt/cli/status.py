@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 import click
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -22,6 +23,9 @@ from flyt.rpc.greetings import AskStatus, StatusReport
 
 ANSWER_SECONDS = 5.0
 """A backend answers within half a second, even with a worker that is stuck."""
+
+PIPE_WIDTH = 250
+"""Columns where the output is no terminal: a row is one line, whatever is in it."""
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -62,6 +66,17 @@ def age(seconds: float) -> str:
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {whole % 60:02} s"
 
 
+def session_text(session: int) -> str:
+    """A session for people and for `flyt suspend`: hexadecimal, as in the daemon's log."""
+    return f"{session:016x}"
+
+
+def screen() -> Console:
+    """Where tables go."""
+    console = Console()
+    return console if console.is_terminal else Console(width=PIPE_WIDTH)
+
+
 Column = Callable[[dict[str, Any]], str]
 """What a column says of a session."""
 
@@ -86,10 +101,10 @@ def table_of(
     report: dict[str, Any], now: float, more: Mapping[str, Column] = MappingProxyType({})
 ) -> Table:
     """The sessions, with ``more`` columns by their names."""
-    table = Table()
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("session", "pid"):  # to be copied: on a narrow screen the others are folded
+        table.add_column(name, no_wrap=True)
     for name in (
-        "session",
-        "pid",
         "client",
         "user",
         "state",
@@ -97,16 +112,15 @@ def table_of(
         "device memory",
         "frames",
         "in flight",
+        "moved",
+        "errors",
+        *more,
     ):
         table.add_column(name, overflow="fold")
-    table.add_column("moved")
-    table.add_column("errors")
-    for name in more:
-        table.add_column(name)
     for one in report["sessions"]:
         known = {name: UNKNOWN if one[name] is None else str(one[name]) for name in one}
         table.add_row(
-            f"{one['session']:016x}",
+            session_text(one["session"]),
             known["pid"],
             escape(one["program"]),
             escape(one["principal"]),
@@ -133,8 +147,9 @@ def status(backend: str | None, as_json: bool) -> None:
         click.echo(f"flyt status: {exc}", err=True)
         sys.exit(1)
     if as_json:
-        print(json.dumps(report, indent=2))
+        sessions = [{**one, "session": session_text(one["session"])} for one in report["sessions"]]
+        print(json.dumps({**report, "sessions": sessions}, indent=2))
         return
     for line in summary_of(report):
         print(line)
-    Console().print(table_of(report, time.time()))
+    screen().print(table_of(report, time.time()))

@@ -21,15 +21,21 @@ PATIENCE = 300
 client that waits for one that hangs."""
 
 DIGITS = 16
-"""Of a session's number."""
+"""Of a session's number in hexadecimal; more of them are decimal."""
+
+LAST_SESSION = (1 << 64) - 1
 
 
 def _number(context: click.Context, parameter: click.Parameter, value: str) -> int:
-    """A session as `flyt status` shows it: hexadecimal."""
+    """A session as `flyt status` shows it, in hexadecimal; or as the number that it is on the wire,
+    which hardly ever has as few decimal digits."""
     digits = value.removeprefix("0x")
+    decimal = digits == value and len(digits) > DIGITS
     try:
-        if digits.isascii() and digits.isalnum() and len(digits) <= DIGITS:
-            return int(digits, 16)
+        if digits.isascii() and digits.isalnum() and (decimal or len(digits) <= DIGITS):
+            number = int(digits, 10 if decimal else 16)
+            if number <= LAST_SESSION:
+                return number
     except ValueError:
         pass  # said below
     text = f"{value!r} is no session: flyt status lists them"

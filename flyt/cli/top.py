@@ -13,7 +13,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from flyt.cli.status import UNKNOWN, fetch, size, summary_of, table_of
+from flyt.cli.status import UNKNOWN, fetch, screen, size, summary_of, table_of
 from flyt.errors import FlytError
 from flyt.frontend.settings import Settings
 
@@ -67,7 +67,10 @@ def top(backend: str | None, interval: float, rounds: int | None) -> None:
     try:
         settings = Settings.read(endpoint=backend)
         report, taken = fetch(settings), time.monotonic()
-        with contextlib.suppress(KeyboardInterrupt), Live(view(report, {})) as live:
+        with (
+            contextlib.suppress(KeyboardInterrupt),
+            Live(view(report, {}), console=screen()) as live,
+        ):
             done = 1
             while rounds is None or done < rounds:
                 time.sleep(interval)

@@ -7,11 +7,11 @@ import dataclasses
 import os
 from collections.abc import Mapping
 
+from flyt import environment as env
 from flyt.errors import ConfigurationError
 from flyt.rpc.curve import MAKE_KEYS
+from flyt.rpc.endpoints import Endpoint
 from flyt.rpc.keys import ClientKeys, read_pair, read_public
-from flyt.rpc.patience import spin_seconds
-from flyt.shm.copy import MAX_THREADS
 from flyt.shm.runtime_dir import runtime_dir
 
 FEW_SLOTS, MANY_SLOTS = 4, 8
@@ -73,18 +73,21 @@ class Settings:
         ConfigurationError
             Names the variable whose value can't be used.
         """
-        spin_seconds()  # a value that can't be used is told here, not in the midst of a copy
-        where = endpoint or environ.get("FLYT_BACKEND") or f"ipc://{runtime_dir()}/backend.sock"
+        env.check(environ)
+        chosen = env.BACKEND.read(environ)
+        if not endpoint and chosen:
+            try:
+                Endpoint.parse(chosen)
+            except ConfigurationError as exc:
+                raise ConfigurationError(f"{env.BACKEND.name}: {exc}") from exc
         return cls(
-            endpoint=where,
-            region=region if region is not None else environ.get("FLYT_REGION", ""),
-            key=key if key is not None else environ.get("FLYT_KEY", ""),
-            server_key=(
-                server_key if server_key is not None else environ.get("FLYT_SERVER_KEY", "")
-            ),
-            slots=_number(environ, "FLYT_STAGING_SLOTS", 0, 2, 64),
-            slot_size=_number(environ, "FLYT_SLOT_SIZE", 0, 0, 1 << 30),
-            copy_threads=_number(environ, "FLYT_COPY_THREADS", 0, 0, MAX_THREADS),
+            endpoint=endpoint or chosen or f"ipc://{runtime_dir()}/backend.sock",
+            region=region if region is not None else env.REGION.read(environ),
+            key=key if key is not None else env.KEY.read(environ),
+            server_key=server_key if server_key is not None else env.SERVER_KEY.read(environ),
+            slots=env.STAGING_SLOTS.read(environ),
+            slot_size=env.SLOT_SIZE.read(environ),
+            copy_threads=env.COPY_THREADS.read(environ),
         )
 
     def keys(self) -> ClientKeys | None:
@@ -115,13 +118,3 @@ class Settings:
         if not self.slot_size:
             size = min(LARGEST_SLOT, pages * page_size // slots // 4096 * 4096)
         return slots, size
-
-
-def _number(environ: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
-    text = environ.get(name)
-    if not text:
-        return default
-    digits = text.isascii() and text.isdigit() and len(text) <= len(str(high))
-    if not (digits and low <= int(text) <= high):
-        raise ConfigurationError(f"{name}={text!r}: a whole number from {low} to {high} is wanted")
-    return int(text)

@@ -87,6 +87,11 @@ class WindowMemory:
                 "memory-backend-file), or memory that the two sides don't share"
             )
 
+    @property
+    def path(self) -> str:
+        """What this process maps: a file, or ``pci:`` and a device's slot."""
+        return self._region.path
+
     # --- attach ---
 
     def attach(

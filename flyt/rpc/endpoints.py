@@ -115,7 +115,7 @@ def _digits(text: str) -> int:
 def unlink_socket(path: str) -> None:
     """Remove a socket's name; anything else of that name stays."""
     try:
-        if stat.S_ISSOCK(os.stat(path).st_mode):
+        if stat.S_ISSOCK(os.lstat(path).st_mode):
             os.unlink(path)
     except FileNotFoundError:
-        return  # libzmq removed it itself
+        return  # libzmq, or a worker that is just ending, removed it itself

@@ -87,9 +87,14 @@ def read_public(path: str, setting: str) -> bytes:
 
 def _read(path: str, setting: str) -> tuple[bytes, bytes | None]:
     try:
+        os.stat(path)  # pyzmq calls a file that is missing an invalid certificate
         public, secret = load_certificate(path)
-    except (OSError, ValueError) as exc:
-        raise ConfigurationError(f"{setting} {path}: {_reason(exc)}") from exc
+    except OSError as exc:
+        raise ConfigurationError(f"{setting} {path}: {exc.strerror or exc}") from exc
+    except (ValueError, IndexError) as exc:  # the latter: a line with a key's name alone
+        raise ConfigurationError(
+            f"{setting} {path}: no key is in it; make one with flyt keygen"
+        ) from exc
     if not zmq.has("curve"):
         raise ConfigurationError(
             f"{setting}: this libzmq was built without CURVE; install pyzmq's own wheel"
@@ -113,10 +118,6 @@ def _is_key(text: bytes) -> bool:
         return len(text) == KEY_CHARACTERS and len(z85.decode(text)) == KEY_BYTES
     except (KeyError, struct.error):  # a character, or five of them, that stand for nothing
         return False
-
-
-def _reason(exc: OSError | ValueError) -> str:
-    return (exc.strerror if isinstance(exc, OSError) else None) or str(exc)
 
 
 class AuthorizedKeys:

@@ -13,7 +13,7 @@ import functools
 import os
 import time
 
-from flyt.errors import ConfigurationError
+from flyt.environment import SPIN_US
 
 SPIN_SECONDS = 0.02
 """About a gigabyte of DMA; whoever waits longer does not notice a wake-up."""
@@ -27,9 +27,6 @@ program needs between two small calls."""
 
 CORES_TO_SPIN = 4
 """Client, session thread, and the I/O thread of each side want to run at the same time."""
-
-LONGEST_SPIN_US = 1_000_000
-"""Whoever spins for more than a second burns a processor for nothing."""
 
 CORES_TO_BE_POLITE = 2
 """With so many the spinner offers its processor to others all the while; with one nobody spins."""
@@ -59,14 +56,8 @@ def spin_seconds() -> float:
     default = SPIN_SECONDS if _cores() >= CORES_TO_SPIN else BRIEF_SECONDS
     if _cores() < CORES_TO_BE_POLITE:
         default = 0.0
-    text = os.environ.get("FLYT_SPIN_US", "")
-    if not text:
-        return default
-    if not (text.isascii() and text.isdigit() and int(text) <= LONGEST_SPIN_US):
-        raise ConfigurationError(
-            f"FLYT_SPIN_US={text!r}: give the microseconds to spin, 0 to {LONGEST_SPIN_US}"
-        )
-    return int(text) / 1e6
+    chosen = SPIN_US.read()
+    return default if chosen is None else chosen / 1e6
 
 
 def linger_seconds() -> float:

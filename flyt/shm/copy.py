@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable
 
+from flyt.environment import MAX_COPY_THREADS
 from flyt.errors import RegionError
 from flyt.shm import memory
 from flyt.shm.layout import KIB, MIB
@@ -32,7 +33,6 @@ FEW_THREADS = 4
 threads of the Xeon, at 62 when streamed. On the EPYC's two cores streaming won there too."""
 STEP = 256 * MIB
 """After so many bytes a Ctrl-C gets its turn: nothing interrupts the compiled library."""
-MAX_THREADS = 64
 SPIN_NS = 100_000
 """Idle threads look for the next slot of the same copy for so long, where cores are to spare."""
 CORES_TO_SPIN = 8
@@ -98,8 +98,10 @@ class CopyEngine:
     """
 
     def __init__(self, threads: int = 0) -> None:
-        if not 0 <= threads <= MAX_THREADS:
-            raise RegionError(f"a copy engine with {threads} threads: 1 to {MAX_THREADS} can be")
+        if not 0 <= threads <= MAX_COPY_THREADS:
+            raise RegionError(
+                f"a copy engine with {threads} threads: 1 to {MAX_COPY_THREADS} can be"
+            )
         cores = len(os.sched_getaffinity(0))
         self.threads = threads or default_threads(cores)
         self._spin_ns = SPIN_NS if cores >= CORES_TO_SPIN else 0

@@ -12,8 +12,8 @@ Uses the compiled library: Python has no store with release order, and no fence.
 from __future__ import annotations
 
 import ctypes
-import os
 
+from flyt.environment import RING
 from flyt.errors import RegionError
 from flyt.shm import layout
 from flyt.shm.native import Native, native
@@ -30,7 +30,7 @@ _MORE = 1 << 32
 
 def usable() -> Native | None:
     """What rings need; None without the compiled library, or where ``FLYT_RING=0`` forbids them."""
-    return None if os.environ.get("FLYT_RING", "1") == "0" else native()
+    return native() if RING.read() else None
 
 
 class RingDamaged(RegionError):

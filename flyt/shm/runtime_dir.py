@@ -11,9 +11,10 @@ import os
 import stat
 from pathlib import Path
 
+from flyt.environment import RUNTIME_DIR
 from flyt.errors import ConfigurationError
 
-VARIABLE = "FLYT_RUNTIME_DIR"
+VARIABLE = RUNTIME_DIR.name
 SYSTEM_FOLDER = Path("/run/flyt")
 SHARED_TEMPORARY = Path("/tmp")
 """Not $TMPDIR: two processes with different values would not meet."""
@@ -31,7 +32,7 @@ def runtime_dir() -> Path:
         The folder can't be made or is not safe to use.
     """
     uid = os.geteuid()
-    if chosen := os.environ.get(VARIABLE):
+    if chosen := RUNTIME_DIR.read():
         return _made(_absolute(VARIABLE, chosen))
     if uid == 0:
         return _made(SYSTEM_FOLDER)

@@ -103,6 +103,15 @@ def test_what_can_not_be_had(
     assert list(runtime.iterdir()) == []
 
 
+@pytest.mark.parametrize("variable", ["FLYT_RING", "FLYT_NATIVE", "FLYT_SPIN_US"])
+def test_a_variable_that_is_not_understood(
+    run: Run, runtime: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "maybe")
+    refusal(run("--device", "emulated"), f"{variable}='maybe': takes ")
+    assert list(runtime.iterdir()) == []
+
+
 def test_a_port_in_use(run: Run, name: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from flyt.backend.options import Options, parse_size
+from flyt.backend.options import Options
 from flyt.errors import ConfigurationError
+from flyt.sizes import parse_size
 
 IPC = ("ipc:///run/x/b.sock",)
 
@@ -34,7 +35,20 @@ def test_sizes(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "G", "-1", "1.5G", "1X", "1GG", "0x10", "٣", "9223372036854775808", "8388608T"]
+    "text",
+    [
+        "",
+        "G",
+        "-1",
+        "1.5G",
+        "1X",
+        "1GG",
+        "0x10",
+        "٣",
+        "9223372036854775808",
+        "8388608T",
+        "9" * 5000,
+    ],
 )
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(ConfigurationError, match="write bytes or 64K"):

@@ -204,3 +204,16 @@ def test_a_worker_that_does_not_exit_is_killed(site: Callable[..., Site]) -> Non
     worker.expect_end(0.2)
     assert worker.state == "leaving"
     one.until(lambda: not worker.running)
+
+
+def test_a_worker_that_ended_first_is_no_news_at_the_end(
+    site: Callable[..., Site], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A system that stops may end all processes at once."""
+    here = site(per_session=False)
+    worker = here.pool.start()
+    here.until(lambda: worker.snapshot is not None)
+    os.kill(worker.pid, signal.SIGTERM)
+    os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+    here.pool.leave(LIMIT, lambda: False)
+    assert not caplog.records

@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from flyt.shm.native import native
+
 LIMIT = 110.0
 """Seconds; a bound on hangs."""
 
@@ -105,8 +107,9 @@ def test_json_has_what_it_promises(whole: tuple[Path, dict[str, Any], str]) -> N
     assert found["verified"] is True
     assert set(found["machine"]) == {
         *("cpu", "cores", "memory_bytes", "kernel", "card", "python", "flyt", "packages"),
-        *("settings", "commit", "date"),
+        *("settings", "commit", "date", "native_library"),
     }
+    assert found["machine"]["native_library"] is (native() is not None)
     assert found["machine"]["cores"] == len(os.sched_getaffinity(0))
     assert found["settings"]["native"] == "cupy_form"
     assert found["against"] == ["native", "memcpy"]
@@ -198,6 +201,28 @@ def test_summary_shows_what_was_measured(whole: tuple[Path, dict[str, Any], str]
         json.loads(again.stdout)["figures"]
         == json.loads((folder / "found.json").read_text())["figures"]
     )
+
+
+def test_without_the_compiled_library_it_says_what_that_is_worth(tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    done = bench(
+        "--case", "copy", *SMALL, "--device", "emulated", "--json", str(file), FLYT_NATIVE="0"
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(file.read_text())["machine"]["native_library"] is False
+    start, end = done.stdout[:300], done.stdout[-600:]
+    again = bench("--summary", str(file)).stdout
+    for text in (start, end, again):
+        assert "without the compiled library" in text, done.stdout
+    quiet = bench("--case", "copy", *SMALL, "--device", "emulated", "--json", "-", FLYT_NATIVE="0")
+    assert "without the compiled library" in quiet.stderr
+
+
+@pytest.mark.skipif(native() is None, reason="wants the compiled library")
+def test_with_the_compiled_library_nothing_is_said_of_it(
+    whole: tuple[Path, dict[str, Any], str],
+) -> None:
+    assert "compiled library" not in whole[2]
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "nonsense", '{"benchmark": "flyt bench"}'])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -14,8 +15,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from flyt.cli.doctor import cache_type
+from flyt.cli.status import fetch, table_of
 from flyt.cli.top import rates_of
+from flyt.frontend.settings import Settings
 from tests.pair.raw import eventually
 
 LIMIT = 60.0
@@ -73,6 +78,44 @@ def test_status_for_programs(served: Any, client: Any) -> None:
     assert report["pid"] == served.pid
 
 
+@pytest.mark.parametrize("form", ["{:016x}", "0x{:x}", "{:020d}"], ids=["hex", "0x", "decimal"])
+def test_a_session_of_the_status_can_be_suspended(served: Any, client: Any, form: str) -> None:
+    """This backend suspends none, but says so only of a session that it has."""
+    report = json.loads(flyt(served, "status", "--json").stdout)
+    (session,) = [s["session"] for s in report["sessions"] if s["pid"] == client.pid]
+    assert session == f"{int(session, 16):016x}"
+    done = flyt(served, "suspend", form.format(int(session, 16)))
+    assert "--isolation process" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["1" * 21, "0x" + "1" * 17, str(1 << 64), "-1", "", "1_0", "٤"])
+def test_what_is_no_session(served: Any, text: str) -> None:
+    done = flyt(served, "suspend", "--", text)
+    assert done.returncode == 2
+    assert "is no session: flyt status lists them" in done.stderr
+
+
+@pytest.mark.parametrize("command", [("status",), ("top", "-n", "1")], ids=lambda words: words[0])
+def test_a_pipe_gets_whole_rows(served: Any, client: Any, command: tuple[str, ...]) -> None:
+    report = json.loads(flyt(served, "status", "--json").stdout)
+    (entry,) = [s for s in report["sessions"] if s["pid"] == client.pid]
+    done = flyt(served, *command)
+    (row,) = [line for line in done.stdout.splitlines() if f" {client.pid} " in line]
+    for word in (entry["session"], entry["principal"], "running", "3.0 MiB", "5.0 MiB"):
+        assert word in row, done.stdout
+
+
+def test_ids_are_whole_on_a_narrow_screen(served: Any, client: Any) -> None:
+    report = fetch(Settings(served.endpoint))
+    console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system=None)
+    console.print(table_of(report, 0.0, {"rate": lambda _: "1023.9 KiB/s"}))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    for one in report["sessions"]:
+        assert any(f"{one['session']:016x}" in line and str(one["pid"]) in line for line in lines)
+
+
 def test_status_for_people(served: Any, client: Any) -> None:
     done = flyt(served, "status", COLUMNS="200")
     assert done.returncode == 0, done.stderr
@@ -106,6 +149,15 @@ def test_status_without_a_backend(served: Any) -> None:
     assert done.returncode == 1
     assert done.stdout == ""
     assert "is flyt-backend running?" in done.stderr
+
+
+def test_who_listens_on_tcp_alone_needs_one_more_endpoint(backend: Callable[..., Any]) -> None:
+    one = backend(listen=["tcp://127.0.0.1:*"])
+    for words in (("status",), ("top", "-n", "1"), ("suspend", "1"), ("resume", "1")):
+        for where in (one.endpoint, f"ipc://{one.runtime_dir}/backend.sock"):
+            done = flyt(one, *words, "--backend", where)
+            assert done.returncode == 1
+            assert "--listen ipc://" in done.stderr, done.stderr
 
 
 def test_top(served: Any, client: Any) -> None:
@@ -160,7 +212,7 @@ def test_log_lines_name_the_session(served: Any, client: Any) -> None:
     report = json.loads(flyt(served, "status", "--json").stdout)
     (session,) = [s["session"] for s in report["sessions"] if s["pid"] == client.pid]
     client.kill()
-    assert eventually(lambda: f"session {session:016x} of pid {client.pid} is over" in served.log)
+    assert eventually(lambda: f"session {session} of pid {client.pid} is over" in served.log)
 
 
 # --- doctor --------------------------------------------------------------------------------------
@@ -211,3 +263,20 @@ def test_doctor_of_a_backend_without_a_region(backend: Callable[..., Any]) -> No
     code, steps = diagnosis(one)
     assert code == 1
     assert "--no-region" in steps["region"]["text"]
+
+
+@pytest.mark.parametrize("spec", ["pci:", "pci:0000:00:1f.7", "pci:1M"])
+def test_doctor_where_the_pci_device_is_not_to_be_had(served: Any, spec: str) -> None:
+    code, steps = diagnosis(served, FLYT_REGION=spec)
+    assert code == 1
+    text = steps["region"]["text"]
+    assert not steps["region"]["ok"]
+    assert "ivshmem" in text
+    assert "container" not in text, "a guest is none"
+    assert steps["probe"]["ok"], "inline it works all the same"
+
+
+def test_doctor_says_what_the_region_is_here() -> None:
+    """Where a device was found, its cache type is told, however it was named."""
+    assert "write-combining" in cache_type("pci:0000:00:05.0")
+    assert "cached" in cache_type("/dev/shm/flyt")

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
+from flyt.environment import VARIABLES
 from flyt.errors import ConfigurationError
 from flyt.frontend.settings import LARGEST_SLOT, SHARE_OF_REGION, Settings
 
@@ -60,6 +62,10 @@ def test_the_environment_is_read_at_each_call(monkeypatch: pytest.MonkeyPatch) -
         ("FLYT_SLOT_SIZE", "4096", "slot_size", 4096),
         ("FLYT_SLOT_SIZE", str(1 << 30), "slot_size", 1 << 30),
         ("FLYT_SLOT_SIZE", "", "slot_size", 0),
+        ("FLYT_SLOT_SIZE", "64K", "slot_size", 64 << 10),
+        ("FLYT_SLOT_SIZE", "8m", "slot_size", 8 << 20),
+        ("FLYT_SLOT_SIZE", "1GiB", "slot_size", 1 << 30),
+        ("FLYT_COPY_THREADS", "64", "copy_threads", 64),
     ],
 )
 def test_numbers(name: str, text: str, field: str, value: int) -> None:
@@ -67,15 +73,45 @@ def test_numbers(name: str, text: str, field: str, value: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "low", "high"), [("FLYT_STAGING_SLOTS", 2, 64), ("FLYT_SLOT_SIZE", 0, 1 << 30)]
+    ("name", "low", "high"),
+    [
+        ("FLYT_STAGING_SLOTS", 2, 64),
+        ("FLYT_SLOT_SIZE", 0, 1 << 30),
+        ("FLYT_COPY_THREADS", 0, 64),
+        ("FLYT_SPIN_US", 0, 1_000_000),
+    ],
 )
 @pytest.mark.parametrize(
-    "text", ["-1", "+3", "1.5", "4K", "0x10", " 4", "4 ", "four", "²", "٤", "1_0", "9" * 30]
+    "text", ["-1", "+3", "1.5", "4X", "2G", "0x10", "four", "²", "٤", "1_0", "9" * 30]
 )
 def test_anything_else_is_refused_by_name(name: str, low: int, high: int, text: str) -> None:
     with pytest.raises(ConfigurationError, match=f"from {low} to {high}") as caught:
         Settings.read("ipc:///x", environ={name: text})
     assert f"{name}={text!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["FLYT_RING", "FLYT_NATIVE", "FLYT_NVRTC_UNCONFINED"])
+@pytest.mark.parametrize("text", ["maybe", "2", "true", "no", " 0"])
+def test_a_switch_takes_0_or_1(name: str, text: str) -> None:
+    with pytest.raises(ConfigurationError, match="takes 0 or 1") as caught:
+        Settings.read("ipc:///x", environ={name: text})
+    assert f"{name}={text!r}" in str(caught.value)
+    for good in ("0", "1", ""):
+        Settings.read("ipc:///x", environ={name: good})
+
+
+@pytest.mark.parametrize("text", ["nonsense", "tcp://host", "http://host:1", "ipc://"])
+def test_a_bad_endpoint_names_its_variable(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="FLYT_BACKEND: endpoint"):
+        Settings.read(environ={"FLYT_BACKEND": text})
+
+
+def test_the_readme_lists_what_the_code_reads() -> None:
+    root = Path(__file__).resolve().parents[2]
+    readme = (root / "README.md").read_text()
+    rows = [line for line in readme.splitlines() if line.startswith("| `FLYT_")]
+    listed = {name for row in rows for name in re.findall(r"`(FLYT_[A-Z_]+)`", row.split("|")[1])}
+    assert listed == {variable.name for variable in VARIABLES}
 
 
 @pytest.mark.parametrize("text", ["0", "1", "65"])

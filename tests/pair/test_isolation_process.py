@@ -284,3 +284,10 @@ def test_idle_processes_use_no_cpu(
     # It is below 1 %; a thread that polls every millisecond would take more than these 3 %.
     bound = 0.03 * seconds * os.sysconf("SC_CLK_TCK")
     assert all(ticks <= bound for ticks in spent.values()), spent
+
+
+def test_ordinary_ends_are_no_warnings(served: Any, connect: Any) -> None:
+    connect(served).close()
+    assert eventually(lambda: "ended: exit status 0" in served.log)
+    served.stop()
+    assert "WARNING" not in served.log, served.log

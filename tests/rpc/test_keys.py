@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -120,3 +121,18 @@ def test_a_folder_where_others_can_add_keys_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     with pytest.raises(ConfigurationError, match="none: No such file"):
         AuthorizedKeys(str(tmp_path / "none"), "--authorized-keys")
+
+
+@pytest.mark.parametrize("read", [read_pair, read_public])
+def test_a_file_that_is_not_there_is_said_to_be_missing(tmp_path: Path, read: Any) -> None:
+    path = str(tmp_path / "none.key")
+    with pytest.raises(ConfigurationError) as caught:
+        read(path, "FLYT_KEY")
+    assert str(caught.value) == f"FLYT_KEY {path}: No such file or directory"
+
+
+@pytest.mark.parametrize("text", ["", "public-key", "rubbish"])
+def test_a_file_that_is_no_key_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.key").write_text(text)
+    with pytest.raises(ConfigurationError, match=r"FLYT_KEY .*a\.key: no key is in it"):
+        read_public(str(tmp_path / "a.key"), "FLYT_KEY")

@@ -260,5 +260,6 @@ def _runtime() -> Any:
     except ImportError as exc:
         reason = str(exc).strip().partition("\n")[0]
         raise ConfigurationError(
-            f"CuPy can't be imported ({reason}): install flyt[gpu], or use --device emulated"
+            f"CuPy can't be imported ({reason}): pip install '.[gpu]' in Flyt's checkout, or use "
+            "--device emulated"
         ) from exc
