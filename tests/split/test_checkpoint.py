@@ -308,6 +308,22 @@ def test_an_image_over_something_else_is_refused(bench, good, tmp_path, at, mess
     assert message in done.stderr
 
 
+def test_no_checkpoint_under_a_lower_half_s_frames(run, bench, tmp_path):
+    path = tmp_path / "image"
+    done = run(bench.program("nested.c"), str(path), image=str(path))
+    assert done.stdout.splitlines()[:5] == [
+        "callback 6 -16",  # EBUSY: a restart would return into a lower half that is gone
+        "handler -16",
+        "other_stack -16",
+        "requested 6 -1 2 0",  # one from outside waits until the lower half has returned
+        "left 0 inner -16 calls 5 9",  # longjmp has left them all
+    ], done.stderr
+    assert done.stderr.count("a lower half has called this code and waits for it") == 4
+    done = restart_of(bench, path, windows={"one": Window(0x6000_0000_0000, 8 << 30)})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "left 1 inner -16 calls 5 9\n" in done.stdout
+
+
 def test_an_image_over_other_halves_is_refused(bench, good):
     with pytest.raises(ConfigurationError, match="was made over the lower halves one, two"):
         prepare_restart([bench.halves["one"]], image.read(str(good)))

@@ -237,6 +237,11 @@ int image_write(const char *path, uint64_t resume_at) {
         say("no checkpoint: the program has more threads than its main one, whose state is not saved", NULL);
         return -EBUSY;
     }
+    if (threads_called_by_lower(resume_at)) {
+        say("no checkpoint: a lower half has called this code and waits for it, and its frames are not saved: "
+            "make it when they have returned", NULL);
+        return -EBUSY;
+    }
     memcpy(target, path, length + 1);
     memcpy(partial, path, length);
     memcpy(partial + length, ".part", 6);

@@ -86,6 +86,7 @@ void threads_release(struct split_thread *thread);
 struct split_thread *threads_mine(void);               /* the running thread's record, or NULL */
 struct split_thread *threads_new(void);
 void threads_borrow(struct split_thread *thread, unsigned half);
+int threads_called_by_lower(uint64_t stack); /* whether frames of a lower half lie above `stack` */
 
 /* leave.c: on the thread that leaves, each lower half's main returns, the last loaded first */
 void leave_from(unsigned half, int code) __attribute__((noreturn));

@@ -87,18 +87,23 @@ static void enter(int number, siginfo_t *about, void *context) {
     /* The mask in force may be sigsuspend's: a trapped call under a blocked SIGSYS would kill. */
     sys4(SYS_rt_sigprocmask, SIG_UNBLOCK, &sigsys, 0, 8);
     int half = split_half_at(&info, fs);
-    const struct split_thread *thread = half < 0 || half == owner ? NULL : threads_mine();
+    struct split_thread *thread = half < 0 || half == owner ? NULL : threads_mine();
     if (half >= 0 && half != owner && (!thread || !thread->fs[owner])) {
         send_on(number, about);
         return;
     }
     if (action->flags & SA_RESETHAND)
         signals_action((unsigned)owner, number, &(struct kernel_action){0}, NULL, 8);
-    if (thread)
-        split_set_fs(thread->fs[owner]);
+    if (!thread) {
+        handler(number, about, context);
+        return;
+    }
+    uint64_t mark;
+    uint32_t depth = split_note(thread, &mark);
+    split_set_fs(thread->fs[owner]);
     handler(number, about, context);
-    if (thread)
-        split_set_fs(fs);
+    split_set_fs(fs);
+    split_forget(thread, &mark, depth);
 }
 
 /* What the kernel has to do so that every half gets what it has asked for. */
