@@ -10,6 +10,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from flyt.errors import ConfigurationError
-from flyt.split import build, halves, image, prototypes
+from flyt.split import build, halves, image, prototypes, request
 from flyt.split.launch import Launch, prepare, prepare_restart
 from flyt.split.layout import Window
 
@@ -197,6 +198,17 @@ def test_asked_from_outside(bench, tmp_path, start):
     assert ready.endswith("same 1")
 
 
+def test_a_process_that_ends_instead_is_not_waited_for(bench, tmp_path, start):
+    """Although nobody has asked for its exit code yet."""
+    program = compile_program(bench, name="keeps")
+    launch = prepare([halves.find("cuda")], [str(program), "x", "1"], image=str(tmp_path / "image"))
+    process = start(launch)
+    process.until("ready 0")
+    threading.Timer(0.5, process.process.kill).start()
+    with pytest.raises(ConfigurationError, match="has ended before"):
+        request.checkpoint(process.process.pid, LIMIT)
+
+
 def test_a_process_that_is_none_of_ours_is_not_asked():
     asked = [sys.executable, "-m", "flyt.cli.main", "split", "checkpoint", str(os.getpid())]
     done = subprocess.run(asked, capture_output=True, text=True, timeout=LIMIT, check=False)
@@ -253,6 +265,7 @@ DAMAGE = {
     "cut": (lambda d: d[:100], "ends within its header"),
     "empty": (lambda d: b"", "is no image"),
     "foreign": (lambda d: b"\x7fELF" + d[4:], "is no image"),
+    "pipe": (None, "is no regular file"),
     "version": (lambda d: d[:8] + b"\x07" + d[9:], "image of version 7"),
 }
 
@@ -261,7 +274,10 @@ DAMAGE = {
 def test_a_damaged_or_foreign_image_is_refused(good, tmp_path, what):
     change, message = DAMAGE[what]
     path = tmp_path / "damaged"
-    path.write_bytes(change(good.read_bytes()))
+    if change is None:
+        os.mkfifo(path)
+    else:
+        path.write_bytes(change(good.read_bytes()))
     with pytest.raises(ConfigurationError, match=message):
         image.read(str(path))
 
@@ -380,6 +396,36 @@ def test_ranks_restart_over_either_mpi(bench, tmp_path, missing_tool, first, sec
         assert other.returncode != 0
         expected = "the image is of rank {} of 2, this process is rank {} of 2"
         assert expected.format(1, 0) in other.stderr or expected.format(0, 1) in other.stderr
+
+
+@pytest.mark.parametrize("mpi", halves.MPI_COMPILERS)
+def test_a_program_that_has_left_mpi_restarts_without_it(bench, tmp_path, missing_tool, mpi):
+    if halves.mpi_compiler(mpi) is None:
+        missing_tool(f"no {mpi} here")
+    source = tmp_path / "left.c"
+    source.write_text(
+        "#include <mpi.h>\n#include <stdio.h>\n#include <flyt_split.h>\n"
+        "int main(int argc, char **argv) {\n"
+        "    int before[2], after[2];\n"
+        "    MPI_Initialized(&before[0]), MPI_Init(&argc, &argv), MPI_Initialized(&after[0]);\n"
+        "    MPI_Finalized(&before[1]), MPI_Finalize();\n"
+        "    int restarted = flyt_split_checkpoint(NULL);\n"
+        "    MPI_Finalized(&after[1]);\n"
+        '    printf("%d %d%d %d%d\\n", restarted, before[0], before[1], after[0], after[1]);\n'
+        "    return 0;\n}\n"
+    )
+    stubs = [build.upper_library(), *build.stub_libraries(prototypes.read(halves.TABLES["mpi"]))]
+    words = [word for s in stubs for word in (f"-L{s.parent}", f"-l:{s.name}")]
+    bench.cc(f"-I{build.INCLUDE}", "-o", tmp_path / "left", source, *words)
+    lower, path = [halves.find(f"mpi={mpi}")], str(tmp_path / "image")
+    launch = prepare(lower, [str(tmp_path / "left")], image=path)
+    for restarted in range(2):
+        done = subprocess.run(
+            launch.command, env=launch.environment, capture_output=True, text=True, timeout=LIMIT,
+            check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (0, f"{restarted} 00 11\n"), done.stderr
+        launch = prepare_restart(lower, image.read(path))
 
 
 def test_the_rank_names_the_image(bench, tmp_path, monkeypatch):

@@ -75,7 +75,7 @@ static void restore_memory(void) {
         if (got != (long)region.start)
             fail(126, "no restart: the program's memory at 0x", hexadecimal(region.start, room), " can't be had", NULL);
         for (in(&run, sizeof run); run.size; in(&run, sizeof run)) {
-            if (run.start < region.start || run.size > region.end - run.start)
+            if (run.start < region.start || run.start > region.end || run.size > region.end - run.start)
                 fail(126, "the image is damaged: pages outside of their mapping", NULL);
             in((void *)run.start, run.size);
         }
