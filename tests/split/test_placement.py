@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import struct
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -155,6 +157,18 @@ def test_maps_refuses_another_process():
     )  # fmt: skip
     assert shown.returncode == 126
     assert "none that `flyt split` has started" in shown.stderr
+
+
+def test_maps_of_another_user_s_process_is_one_clear_line(monkeypatch):
+    def refused(path: Path) -> bytes:
+        if path.name == "cmdline":  # anybody may read it
+            return b"/x/flyt-loader\0--upper\x00300000000000\x0010000000000\0--\0program\0"
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    for ask in (maps.read, maps.address_of_record):
+        with pytest.raises(ConfigurationError, match="process 1: Permission denied"):
+            ask(1)
 
 
 def test_a_small_window_is_used_again_and_then_full(run, bench):
