@@ -222,14 +222,19 @@ def test_what_forbids_a_checkpoint(run, bench, tmp_path):
     assert facts == {
         "thread": "-16",  # EBUSY
         "shared": "-16",
+        "stray": "-16",
         "folder": "-2",  # ENOENT
         "full": "-27",  # EFBIG
         "exists": "0",
         "good": "0",
         "calls": "5 9",
+        "low": "1 kept",  # MAP_32BIT
     }
     assert "more threads than its main one" in done.stderr
     assert re.search(r"memory at 0x3\w+ is shared", done.stderr)
+    assert (
+        "memory at 0x600000000000, where the program has asked for it, lies outside" in done.stderr
+    )
     assert "/nowhere/at/all can't be written: errno 2" in done.stderr
     assert sorted(p.name for p in tmp_path.iterdir()) == ["image"]
     assert image.read(str(tmp_path / "image")).halves == ("one", "two")
@@ -305,7 +310,7 @@ def restart_of(bench, path: Path, **options) -> subprocess.CompletedProcess[str]
 def test_the_tests_halves_restart_too(bench, good):
     done = restart_of(bench, good, windows={"one": Window(0x6000_0000_0000, 8 << 30)})
     assert (done.returncode, done.stderr) == (0, "")
-    assert "good 1\ncalls 5 9\n" in done.stdout
+    assert "good 1\ncalls 5 9\nlow 1 kept\n" in done.stdout
 
 
 @pytest.mark.parametrize(

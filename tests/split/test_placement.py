@@ -182,6 +182,26 @@ def test_a_small_window_is_used_again_and_then_full(run, bench):
     assert done.returncode == 0
 
 
+FIXED = {
+    "100000000000": "17 12",  # EEXIST, ENOMEM: one's window, where its ld.so lies
+    "12ffffffe000": "17 12",  # the end of two's
+    "11fffffff000": "17 12",  # reaches into it
+    "f0000000000": "17 12",  # the loader
+    "400000000000": "17 12",  # device memory
+    "30fffffff000": "0 0",  # its own, and beyond
+    "600000000000": "0 0",
+    "100000": "0 0",
+    "fffffff000": "0 0",
+}
+
+
+def test_a_program_maps_nothing_over_another_half(run, bench):
+    done = run(bench.program("fixed.c"), *FIXED)
+    expected = [f"{address} {errors}" for address, errors in FIXED.items()]
+    assert done.stdout.splitlines()[: len(FIXED) + 1] == [*expected, "calls 5 9"], done.stderr
+    assert done.returncode == 0
+
+
 def test_only_a_driver_maps_outside_of_windows(bench):
     """``one`` has `own_hints`, as ``cuda`` has; ``two`` is any other half."""
     halves = [replace(bench.halves["one"], own_hints=True), bench.halves["two"]]

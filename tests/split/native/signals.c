@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 #include <sys/time.h>
 #include <sys/wait.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #include "halves.h"
@@ -30,6 +31,11 @@ static void on_alarm(int number, siginfo_t *about, void *context) {
     from_two = two_add(40, 2);   /* and a crossing into the other half */
     free(at);
     until = 1;
+}
+
+static void write_mask(int number, siginfo_t *about, void *context) {
+    (void)number, (void)about;
+    memset(&((ucontext_t *)context)->uc_sigmask, 0xff, 8);
 }
 
 static void jump(int number) { siglongjmp(out, number); }
@@ -85,6 +91,13 @@ int main(void) {
     alarm_soon();
     sigsuspend(&all);
     printf("suspended_works %d\n", handled == SIGALRM);
+
+    struct sigaction writes = {.sa_sigaction = write_mask, .sa_flags = SA_SIGINFO};
+    sigaction(SIGALRM, &writes, NULL);
+    raise(SIGALRM);
+    free(malloc(1 << 20)); /* trapped: SIGSYS must not be blocked */
+    sigprocmask(SIG_SETMASK, &old, &now);
+    printf("written_mask %d\n", sigismember(&now, SIGUSR1));
 
     signal(SIGALRM, jump);
     until = 0;

@@ -242,6 +242,12 @@ int image_write(const char *path, uint64_t resume_at) {
             "make it when they have returned", NULL);
         return -EBUSY;
     }
+    uint64_t stray = place_stray();
+    if (stray) {
+        say("no checkpoint: memory at 0x", hexadecimal(stray, room), ", where the program has asked for it, lies "
+            "outside of its window: unmap it before", NULL);
+        return -EBUSY;
+    }
     memcpy(target, path, length + 1);
     memcpy(partial, path, length);
     memcpy(partial + length, ".part", 6);

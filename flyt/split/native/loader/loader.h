@@ -3,6 +3,8 @@
 #ifndef FLYT_SPLIT_LOADER_H
 #define FLYT_SPLIT_LOADER_H
 
+#include <signal.h>
+
 #include "../abi.h"
 
 #define PAGE 4096ull
@@ -57,7 +59,11 @@ int is_borrower(void);         /* a child by vfork: memory is its parent's, sign
 
 /* place.c */
 uint64_t place(unsigned half, uint64_t size, uint64_t prot, uint64_t flags, long fd, long offset);
-void place_install(void);
+void place_on_sigsys(int number, siginfo_t *about, void *context);
+uint64_t place_stray(void); /* an address of what the program has mapped outside of its window; 0: nothing */
+
+/* filter.c */
+void filter_install(void);
 
 /* signals.c */
 struct kernel_action {

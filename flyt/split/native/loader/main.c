@@ -177,7 +177,7 @@ void loader_main(uint64_t *stack) {
         variable[17 - digit] = "0123456789abcdef"[value >> 4 * digit & 15];
 
     signals_start();
-    place_install();
+    filter_install();
     for (loading = 1; loading < info.halves; loading++) {
         char *words[] = {source[loading].linker, source[loading].program, NULL};
         struct start start = elf_prepare(loading, words, source[loading].program, envp, auxv);

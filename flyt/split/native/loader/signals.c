@@ -94,16 +94,18 @@ static void enter(int number, siginfo_t *about, void *context) {
     }
     if (action->flags & SA_RESETHAND)
         signals_action((unsigned)owner, number, &(struct kernel_action){0}, NULL, 8);
-    if (!thread) {
+    if (thread) {
+        uint64_t mark;
+        uint32_t depth = split_note(thread, &mark);
+        split_set_fs(thread->fs[owner]);
         handler(number, about, context);
-        return;
+        split_set_fs(fs);
+        split_forget(thread, &mark, depth);
+    } else {
+        handler(number, about, context);
     }
-    uint64_t mark;
-    uint32_t depth = split_note(thread, &mark);
-    split_set_fs(thread->fs[owner]);
-    handler(number, about, context);
-    split_set_fs(fs);
-    split_forget(thread, &mark, depth);
+    /* A handler may write the mask that its return sets; there SIGSYS stays open too. */
+    *(uint64_t *)&((ucontext_t *)context)->uc_sigmask &= ~sigsys;
 }
 
 /* What the kernel has to do so that every half gets what it has asked for. */
