@@ -345,6 +345,40 @@ def test_no_checkpoint_under_a_lower_half_s_frames(run, bench, tmp_path):
     assert "left 1 inner -16 calls 5 9\n" in done.stdout
 
 
+REGION = 4096 + 8 * 3 + 8 * 3 + 8 * 8 + 8 + 64 * 32
+"""Where the first region lies: behind the header and image_state of image.h."""
+
+HOSTILE = {
+    "region over another half": ({REGION: 0x10F0_0000_0000, REGION + 8: 0x10F0_0000_1000}, "window"),
+    "region over the end": ({REGION + 8: 0x5000_0000_0000}, "outside of the program's window"),
+    "pages behind": ({REGION + 24: 0x3100_0000_0000}, "pages outside of their mapping"),
+    "pages too long": ({REGION + 32: 2**64 - 4096}, "pages outside of their mapping"),
+    "signals": ({4096 + 8 * 14: 65}, "more signals than there are"),
+    "stack": ({4096: 8}, "its registers point outside of its memory"),
+    "tls": ({4096 + 8: 1 << 63}, "its registers point outside of its memory"),
+    "thread": ({4096 + 8 * 6: 0x1000_0000_0000}, "its registers point outside of its memory"),
+    "rseq": ({4096 + 8 * 9: 12}, "its registers point outside of its memory"),
+}
+"""Words that are put at these offsets of the file, under checksums that are right again."""
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_hostile_image_is_refused(bench, good, tmp_path, what):
+    words, message = HOSTILE[what]
+    data = bytearray(good.read_bytes())
+    for at, value in words.items():
+        struct.pack_into("<Q", data, at, value)
+
+    def change(page: bytearray) -> None:
+        struct.pack_into("<I", page, 24, zlib.crc32(data[4096:]))
+
+    path = tmp_path / "image"
+    path.write_bytes(with_header(bytes(data), change))
+    done = restart_of(bench, path)
+    assert done.returncode == 126
+    assert message in done.stderr
+
+
 def test_an_image_over_other_halves_is_refused(bench, good):
     with pytest.raises(ConfigurationError, match="was made over the lower halves one, two"):
         prepare_restart([bench.halves["one"]], image.read(str(good)))

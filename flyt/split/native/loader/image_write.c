@@ -66,10 +66,6 @@ static const char *save_halves(void) {
 
 /* --- memory --- */
 
-static int is_upper(const struct mapping *mapping) {
-    return mapping->start < (1ull << 32) || mapping->start - info.half[0].base < info.half[0].size;
-}
-
 static int is_zero(const char *page) {
     for (const uint64_t *word = (const uint64_t *)page; word < (const uint64_t *)(page + PAGE); word++)
         if (*word)
@@ -101,7 +97,7 @@ static void write_piece(uint64_t start, uint64_t size, int anonymous) {
 
 static int write_region(void *data, const struct mapping *mapping) {
     char room[24];
-    if (!is_upper(mapping))
+    if (!is_upper(mapping->start))
         return 0;
     if (mapping->shared && mapping->writable) {
         say("no checkpoint: memory at 0x", hexadecimal(mapping->start, room), " is shared (", mapping->name,
