@@ -349,7 +349,10 @@ REGION = 4096 + 8 * 3 + 8 * 3 + 8 * 8 + 8 + 64 * 32
 """Where the first region lies: behind the header and image_state of image.h."""
 
 HOSTILE = {
-    "region over another half": ({REGION: 0x10F0_0000_0000, REGION + 8: 0x10F0_0000_1000}, "window"),
+    "region over another half": (
+        {REGION: 0x10F0_0000_0000, REGION + 8: 0x10F0_0000_1000},
+        "window",
+    ),
     "region over the end": ({REGION + 8: 0x5000_0000_0000}, "outside of the program's window"),
     "pages behind": ({REGION + 24: 0x3100_0000_0000}, "pages outside of their mapping"),
     "pages too long": ({REGION + 32: 2**64 - 4096}, "pages outside of their mapping"),

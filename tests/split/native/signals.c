@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <ucontext.h>
@@ -123,6 +124,15 @@ int main(void) {
     for (int i = 0; i < 1000 && !handled; i++)
         usleep(1000);
     printf("sent_on early %d handled %d mine %d\n", early, handled == SIGUSR1, local_in_handler);
+
+    /* As the kernel answers; so some libraries ask whether an address can be read. */
+    int bad_set = syscall(SYS_rt_sigprocmask, ~0, 8, NULL, 8) ? errno : 0;
+    int good_set = syscall(SYS_rt_sigprocmask, ~0, &all, NULL, 8) ? errno : 0;
+    int bad_old = sigprocmask(SIG_BLOCK, &usr1, (void *)8) ? errno : 0;
+    int bad_action = syscall(SYS_rt_sigaction, SIGUSR2, 8, NULL, 8) ? errno : 0;
+    int bad_before = syscall(SYS_rt_sigaction, SIGUSR2, NULL, 8, 8) ? errno : 0;
+    printf("bad_addresses %d %d %d %d %d\n", bad_set, good_set, bad_old, bad_action, bad_before);
+    sigprocmask(SIG_SETMASK, &old, NULL);
 
     signal(SIGSEGV, jump);
     int lower_fault = one_fault(), upper_fault = sigsetjmp(out, 1);

@@ -40,6 +40,8 @@ int strcmp(const char *a, const char *b);
 int same_start(const char *text, const char *start);
 void say(const char *first, ...);                       /* to stderr, strings up to a NULL */
 void fail(int code, const char *first, ...) __attribute__((noreturn)); /* say, then leave */
+int is_readable(const void *at); /* eight bytes that a caller names; programs probe addresses with such calls */
+int is_writable(void *at);       /* they are overwritten */
 const char *decimal(uint64_t value, char room[24]);
 const char *hexadecimal(uint64_t value, char room[24]);
 

@@ -189,9 +189,16 @@ static uint64_t on_shmat(unsigned half, const greg_t *r) {
 static uint64_t on_sigprocmask(ucontext_t *context, const greg_t *r) {
     uint64_t *mask = (uint64_t *)&context->uc_sigmask;
     const uint64_t *wanted = (const uint64_t *)r[REG_RSI];
-    uint64_t *old = (uint64_t *)r[REG_RDX], before = *mask, bits = *wanted;
-    if (r[REG_R10] != 8 || (r[REG_RDI] != SIG_BLOCK && r[REG_RDI] != SIG_SETMASK))
+    uint64_t *old = (uint64_t *)r[REG_RDX], before = *mask;
+    if (r[REG_R10] != 8)
         return (uint64_t)-EINVAL;
+    if (!is_readable(wanted))
+        return (uint64_t)-EFAULT;
+    uint64_t bits = *wanted;
+    if (r[REG_RDI] != SIG_BLOCK && r[REG_RDI] != SIG_SETMASK)
+        return (uint64_t)-EINVAL;
+    if (old && !is_writable(old))
+        return (uint64_t)-EFAULT;
     *mask = (r[REG_RDI] == SIG_BLOCK ? before | bits : bits) & ~(1ull << (SIGSYS - 1));
     if (old)
         *old = before;

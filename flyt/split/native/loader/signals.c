@@ -147,6 +147,12 @@ long signals_action(unsigned owner, int number, const struct kernel_action *new_
                     struct kernel_action *old, uint64_t mask_size) {
     if (mask_size != 8 || number < 1 || number >= SIGNALS || number == SIGKILL || number == SIGSTOP)
         return -EINVAL;
+    if (new_action && (!is_readable(new_action) || !is_readable(&new_action->mask)))
+        return -EFAULT;
+    struct kernel_action wanted = new_action ? *new_action : (struct kernel_action){0}; /* `old` may be the same */
+    new_action = new_action ? &wanted : NULL;
+    if (old && (!is_writable(old) || !is_writable(&old->mask)))
+        return -EFAULT;
     if (is_borrower())
         return child_action(owner, number, new_action, old);
     struct action before = *action_of(owner, number);
