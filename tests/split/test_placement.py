@@ -35,7 +35,7 @@ def record_of(pid: int, bench) -> dict[str, dict[str, object]]:
         at = maps.address_of_record(pid)
         memory.seek(at)
         magic, version, count, *_ = RECORD.unpack(memory.read(RECORD.size))
-        assert (magic.to_bytes(8, "little"), version, count) == (b"FLYTPLIT", 1, 3)
+        assert (magic.to_bytes(8, "little"), version, count) == (b"FLYTPLIT", 2, 3)
         found = {}
         for index in range(count):
             memory.seek(at + RECORD.size + index * (HALF.size + REGIONS * REGION.size))
