@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import struct
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from flyt.errors import ConfigurationError
+from flyt.split.layout import LOWEST
 
 HEADER = struct.Struct("<4sBBB9xHHIQQQIHHH")
 PROGRAM_HEADER = struct.Struct("<IIQQQQQQ")
@@ -45,12 +47,19 @@ class Program:
     span: int
 
 
-def _parts(path: Path) -> tuple[int, list[tuple[int, ...]], bytes]:
-    """Type, program headers and bytes of an ELF file of this machine."""
+def _read(path: Path) -> bytes:
+    """Bytes of a file; what is no file, as a pipe, may never end or never begin."""
     try:
-        data = path.read_bytes()
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ConfigurationError(f"{path} is no regular file")
+        return path.read_bytes()
     except OSError as exc:
         raise ConfigurationError(f"{path}: {exc.strerror}") from exc
+
+
+def _parts(path: Path) -> tuple[int, list[tuple[int, ...]], bytes]:
+    """Type, program headers and bytes of an ELF file of this machine."""
+    data = _read(path)
     if len(data) < HEADER.size or data[:4] != b"\x7fELF":
         raise ConfigurationError(f"{path} is no ELF file: name the program itself, not a script")
     _, bits, order, _, kind, machine, _, _, at, _, _, _, size, count = HEADER.unpack_from(data)
@@ -84,7 +93,7 @@ def read(path: Path) -> Program:
     kind, headers, data = _parts(path)
     for entry in headers:
         if entry[0] == PT_INTERP:
-            interpreter = os.fsdecode(data[entry[2] : entry[2] + entry[5]].rstrip(b"\0"))
+            interpreter = os.fsdecode(data[entry[2] : entry[2] + entry[5]].partition(b"\0")[0])
             break
     else:
         raise ConfigurationError(
@@ -92,7 +101,15 @@ def read(path: Path) -> Program:
             "static one or a library"
         )
     if not os.path.exists(interpreter):
-        raise ConfigurationError(f"{path}: its interpreter {interpreter} is missing")
+        raise ConfigurationError(f"{path}: its interpreter {ascii(interpreter)[1:-1]} is missing")
+    if any(entry[0] == PT_INTERP for entry in _parts(Path(interpreter))[1]):
+        raise ConfigurationError(f"{path}: its interpreter {interpreter} is no ld.so")
+    highest = max((entry[3] for entry in headers if entry[0] == PT_LOAD), default=0)
+    if kind == ET_EXEC and highest >= LOWEST:
+        raise ConfigurationError(
+            f"{path} is linked to lie at {highest:#x}: what is not position-independent must lie "
+            f"below {LOWEST:#x}"
+        )
     if not os.access(path, os.X_OK):
         raise ConfigurationError(f"{path} may not be executed: chmod +x it")
     return Program(path, interpreter, kind == ET_DYN, _span(headers))
@@ -123,7 +140,8 @@ def needs(program: Program, library_path: str = "") -> int:
             "in LD_LIBRARY_PATH"
         )
     if done.returncode:
-        raise ConfigurationError(f"{program.path} can't be loaded: {done.stderr.strip()}")
+        why = done.stderr.strip() or f"ld.so ended with {done.returncode}"
+        raise ConfigurationError(f"{program.path} can't be loaded: {why}")
     found = [match["path"] for line in lines if (match := LISTED.search(line))]
     return program.span + sum(
         _span(_parts(Path(path))[1]) for path in {*found, program.interpreter}

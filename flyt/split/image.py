@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import struct
 import zlib
 from dataclasses import dataclass
@@ -81,6 +82,8 @@ def read(path: str) -> Image:
     """
     path = os.path.abspath(path)
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise ConfigurationError(f"the image {path} is no regular file")
         with open(path, "rb") as file:
             found, wanted = _parse(path, file.read(PAGE), os.fstat(file.fileno()).st_size)
             crc = 0

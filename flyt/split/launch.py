@@ -66,7 +66,9 @@ def _program(name: str, wanted: str) -> elf.Program:
     found = shutil.which(wanted) if "/" not in wanted else wanted
     if found is None:
         raise ConfigurationError(f"{name}: no program {wanted!r} in PATH")
-    return elf.read(Path(found).absolute())
+    return elf.read(
+        Path(os.path.realpath(found))
+    )  # $ORIGIN is where the file lies, as for the kernel
 
 
 def prepare(
@@ -105,7 +107,11 @@ def prepare(
         raise ConfigurationError(f"up to {HALVES_LIMIT} lower halves, each with a name of its own")
     chosen = _windows(names, windows or {})
     folders = dict.fromkeys(
-        [build.upper_library().parent, *(f for half in halves for f in half.stubs), *stubs]
+        [
+            build.upper_library().parent,
+            *(f for half in halves for f in half.stubs),
+            *(folder.absolute() for folder in stubs),
+        ]
     )
     library_path = ":".join(
         [*map(str, folders), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]

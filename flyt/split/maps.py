@@ -33,12 +33,16 @@ class Mapping:
     name: str
 
 
+def _of(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError as exc:  # ended, or another user's
+        raise ConfigurationError(f"process {pid}: {exc.strerror}") from exc
+
+
 def windows_of(pid: int) -> dict[str, Window]:
     """Windows of a running split process, as its loader's command line says them."""
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-    except OSError as exc:
-        raise ConfigurationError(f"process {pid}: {exc.strerror}") from exc
+    words = _of(pid, "cmdline").decode(errors="replace").split("\0")
     if "--upper" not in words or "--" not in words or not words[0].endswith("/flyt-loader"):
         raise ConfigurationError(f"process {pid} is none that `flyt split` has started")
     words = words[: words.index("--")]
@@ -68,7 +72,7 @@ def read(pid: int) -> list[Mapping]:
     """Every mapping of a running split process."""
     windows = windows_of(pid)
     found = []
-    for line in os.fsdecode(Path(f"/proc/{pid}/maps").read_bytes()).splitlines():
+    for line in os.fsdecode(_of(pid, "maps")).splitlines():
         parts = line.split(None, 5)
         start, _, end = parts[0].partition("-")
         name = parts[5] if len(parts) > 5 else ""
@@ -80,7 +84,7 @@ def read(pid: int) -> list[Mapping]:
 
 def address_of_record(pid: int) -> int:
     """What LHINFO_PTR holds in the process's environment, as the loader has overwritten it."""
-    for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+    for entry in _of(pid, "environ").split(b"\0"):
         name, _, value = entry.partition(b"=")
         if name == b"LHINFO_PTR":
             return int(value, 16)

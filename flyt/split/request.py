@@ -26,6 +26,14 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return state.st_ino, state.st_mtime_ns
 
 
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or a zombie: that has no command line any more."""
+    try:
+        return not Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return True
+
+
 def image_of(pid: int) -> Path:
     """Where the checkpoints of a running split process go."""
     windows_of(pid)  # it is one
@@ -51,7 +59,7 @@ def checkpoint(pid: int, limit: float) -> Path:
     while time.monotonic() < end:
         if _stamp(path) not in {None, before}:
             return path
-        if not Path(f"/proc/{pid}/cmdline").exists():
+        if has_ended(pid):
             raise ConfigurationError(f"process {pid} has ended before it made an image")
         time.sleep(PAUSE)
     raise ConfigurationError(

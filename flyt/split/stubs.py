@@ -15,10 +15,12 @@ def _types(function: Prototype) -> str:
     return ", ".join(kind for kind, _ in function.parameters) or "void"
 
 
-def _call(function: Prototype, target: str, arguments: str) -> list[str]:
-    """The C statements that call and, where there is a result, keep it."""
+def _call(
+    function: Prototype, target: str, arguments: str, leave: str = "split_leave(split_back);"
+) -> list[str]:
+    """The C statements that call, go back and, where there is a result, return it."""
     keep = "" if function.result == "void" else f"{function.result} split_result = "
-    return [f"    {keep}{target}({arguments});", "    split_leave(split_back);"] + (
+    return [f"    {keep}{target}({arguments});", f"    {leave}"] + (
         [] if function.result == "void" else ["    return split_result;"]
     )
 
@@ -28,6 +30,7 @@ def _callback(callback: Prototype) -> str:
     name = callback.name
     listed = ", ".join(f"{kind} {name}" for kind, name in callback.parameters) or "void"
     arguments = ", ".join(parameter for _, parameter in callback.parameters)
+    leave = "split_leave_upper(&split_called);"
     lines = [
         f"typedef {callback.result} (*{name})({_types(callback)});",
         f"static void *known_{name}[SPLIT_CALLBACKS];",
@@ -35,9 +38,9 @@ def _callback(callback: Prototype) -> str:
     for slot in range(CALLBACKS):
         lines += [
             f"static {callback.result} thunk_{name}_{slot}({listed}) {{",
-            "    uint64_t split_back;",
-            "    split_enter_upper(&split_back, flyt_split_info, split_half);",
-            *_call(callback, f"(({name})known_{name}[{slot}])", arguments),
+            "    struct split_called split_called;",
+            "    split_enter_upper(&split_called, flyt_split_info, split_half);",
+            *_call(callback, f"(({name})known_{name}[{slot}])", arguments, leave),
             "}",
         ]
     thunks = ", ".join(f"thunk_{name}_{slot}" for slot in range(CALLBACKS))

@@ -15,7 +15,7 @@ import pytest
 
 from flyt.split import build, prototypes
 from flyt.split.halves import Half
-from flyt.split.launch import prepare
+from flyt.split.launch import IMAGE, prepare
 from flyt.split.layout import Window
 
 NATIVE = Path(__file__).with_name("native")
@@ -138,11 +138,13 @@ def run(bench: Bench) -> Run:
         windows: dict[str, str] | None = None,
         env: dict[str, str] | None = None,
         before: Sequence[str] = (),
+        image: str = IMAGE,
     ) -> subprocess.CompletedProcess[str]:
         prepared = prepare(
             [*bench.halves.values(), *halves],
             [str(program), *arguments],
             windows={name: Window.parse(text) for name, text in (windows or {}).items()},
+            image=image,
         )
         process = subprocess.Popen(
             [*before, *prepared.command],

@@ -10,6 +10,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from flyt.errors import ConfigurationError
-from flyt.split import build, halves, image, prototypes
+from flyt.split import build, halves, image, prototypes, request
 from flyt.split.launch import Launch, prepare, prepare_restart
 from flyt.split.layout import Window
 
@@ -197,6 +198,17 @@ def test_asked_from_outside(bench, tmp_path, start):
     assert ready.endswith("same 1")
 
 
+def test_a_process_that_ends_instead_is_not_waited_for(bench, tmp_path, start):
+    """Although nobody has asked for its exit code yet."""
+    program = compile_program(bench, name="keeps")
+    launch = prepare([halves.find("cuda")], [str(program), "x", "1"], image=str(tmp_path / "image"))
+    process = start(launch)
+    process.until("ready 0")
+    threading.Timer(0.5, process.process.kill).start()
+    with pytest.raises(ConfigurationError, match="has ended before"):
+        request.checkpoint(process.process.pid, LIMIT)
+
+
 def test_a_process_that_is_none_of_ours_is_not_asked():
     asked = [sys.executable, "-m", "flyt.cli.main", "split", "checkpoint", str(os.getpid())]
     done = subprocess.run(asked, capture_output=True, text=True, timeout=LIMIT, check=False)
@@ -210,14 +222,19 @@ def test_what_forbids_a_checkpoint(run, bench, tmp_path):
     assert facts == {
         "thread": "-16",  # EBUSY
         "shared": "-16",
+        "stray": "-16",
         "folder": "-2",  # ENOENT
         "full": "-27",  # EFBIG
         "exists": "0",
         "good": "0",
         "calls": "5 9",
+        "low": "1 kept",  # MAP_32BIT
     }
     assert "more threads than its main one" in done.stderr
     assert re.search(r"memory at 0x3\w+ is shared", done.stderr)
+    assert (
+        "memory at 0x600000000000, where the program has asked for it, lies outside" in done.stderr
+    )
     assert "/nowhere/at/all can't be written: errno 2" in done.stderr
     assert sorted(p.name for p in tmp_path.iterdir()) == ["image"]
     assert image.read(str(tmp_path / "image")).halves == ("one", "two")
@@ -253,6 +270,7 @@ DAMAGE = {
     "cut": (lambda d: d[:100], "ends within its header"),
     "empty": (lambda d: b"", "is no image"),
     "foreign": (lambda d: b"\x7fELF" + d[4:], "is no image"),
+    "pipe": (None, "is no regular file"),
     "version": (lambda d: d[:8] + b"\x07" + d[9:], "image of version 7"),
 }
 
@@ -261,7 +279,10 @@ DAMAGE = {
 def test_a_damaged_or_foreign_image_is_refused(good, tmp_path, what):
     change, message = DAMAGE[what]
     path = tmp_path / "damaged"
-    path.write_bytes(change(good.read_bytes()))
+    if change is None:
+        os.mkfifo(path)
+    else:
+        path.write_bytes(change(good.read_bytes()))
     with pytest.raises(ConfigurationError, match=message):
         image.read(str(path))
 
@@ -289,7 +310,7 @@ def restart_of(bench, path: Path, **options) -> subprocess.CompletedProcess[str]
 def test_the_tests_halves_restart_too(bench, good):
     done = restart_of(bench, good, windows={"one": Window(0x6000_0000_0000, 8 << 30)})
     assert (done.returncode, done.stderr) == (0, "")
-    assert "good 1\ncalls 5 9\n" in done.stdout
+    assert "good 1\ncalls 5 9\nlow 1 kept\n" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -303,6 +324,59 @@ def test_an_image_over_something_else_is_refused(bench, good, tmp_path, at, mess
 
     path = tmp_path / "image"
     path.write_bytes(with_header(good.read_bytes(), change))
+    done = restart_of(bench, path)
+    assert done.returncode == 126
+    assert message in done.stderr
+
+
+def test_no_checkpoint_under_a_lower_half_s_frames(run, bench, tmp_path):
+    path = tmp_path / "image"
+    done = run(bench.program("nested.c"), str(path), image=str(path))
+    assert done.stdout.splitlines()[:5] == [
+        "callback 6 -16",  # EBUSY: a restart would return into a lower half that is gone
+        "handler -16",
+        "other_stack -16",
+        "requested 6 -1 2 0",  # one from outside waits until the lower half has returned
+        "left 0 inner -16 calls 5 9",  # longjmp has left them all
+    ], done.stderr
+    assert done.stderr.count("a lower half has called this code and waits for it") == 4
+    done = restart_of(bench, path, windows={"one": Window(0x6000_0000_0000, 8 << 30)})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "left 1 inner -16 calls 5 9\n" in done.stdout
+
+
+REGION = 4096 + 8 * 3 + 8 * 3 + 8 * 8 + 8 + 64 * 32
+"""Where the first region lies: behind the header and image_state of image.h."""
+
+HOSTILE = {
+    "region over another half": (
+        {REGION: 0x10F0_0000_0000, REGION + 8: 0x10F0_0000_1000},
+        "window",
+    ),
+    "region over the end": ({REGION + 8: 0x5000_0000_0000}, "outside of the program's window"),
+    "pages behind": ({REGION + 24: 0x3100_0000_0000}, "pages outside of their mapping"),
+    "pages too long": ({REGION + 32: 2**64 - 4096}, "pages outside of their mapping"),
+    "signals": ({4096 + 8 * 14: 65}, "more signals than there are"),
+    "stack": ({4096: 8}, "its registers point outside of its memory"),
+    "tls": ({4096 + 8: 1 << 63}, "its registers point outside of its memory"),
+    "thread": ({4096 + 8 * 6: 0x1000_0000_0000}, "its registers point outside of its memory"),
+    "rseq": ({4096 + 8 * 9: 12}, "its registers point outside of its memory"),
+}
+"""Words that are put at these offsets of the file, under checksums that are right again."""
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_hostile_image_is_refused(bench, good, tmp_path, what):
+    words, message = HOSTILE[what]
+    data = bytearray(good.read_bytes())
+    for at, value in words.items():
+        struct.pack_into("<Q", data, at, value)
+
+    def change(page: bytearray) -> None:
+        struct.pack_into("<I", page, 24, zlib.crc32(data[4096:]))
+
+    path = tmp_path / "image"
+    path.write_bytes(with_header(bytes(data), change))
     done = restart_of(bench, path)
     assert done.returncode == 126
     assert message in done.stderr
@@ -364,6 +438,36 @@ def test_ranks_restart_over_either_mpi(bench, tmp_path, missing_tool, first, sec
         assert other.returncode != 0
         expected = "the image is of rank {} of 2, this process is rank {} of 2"
         assert expected.format(1, 0) in other.stderr or expected.format(0, 1) in other.stderr
+
+
+@pytest.mark.parametrize("mpi", halves.MPI_COMPILERS)
+def test_a_program_that_has_left_mpi_restarts_without_it(bench, tmp_path, missing_tool, mpi):
+    if halves.mpi_compiler(mpi) is None:
+        missing_tool(f"no {mpi} here")
+    source = tmp_path / "left.c"
+    source.write_text(
+        "#include <mpi.h>\n#include <stdio.h>\n#include <flyt_split.h>\n"
+        "int main(int argc, char **argv) {\n"
+        "    int before[2], after[2];\n"
+        "    MPI_Initialized(&before[0]), MPI_Init(&argc, &argv), MPI_Initialized(&after[0]);\n"
+        "    MPI_Finalized(&before[1]), MPI_Finalize();\n"
+        "    int restarted = flyt_split_checkpoint(NULL);\n"
+        "    MPI_Finalized(&after[1]);\n"
+        '    printf("%d %d%d %d%d\\n", restarted, before[0], before[1], after[0], after[1]);\n'
+        "    return 0;\n}\n"
+    )
+    stubs = [build.upper_library(), *build.stub_libraries(prototypes.read(halves.TABLES["mpi"]))]
+    words = [word for s in stubs for word in (f"-L{s.parent}", f"-l:{s.name}")]
+    bench.cc(f"-I{build.INCLUDE}", "-o", tmp_path / "left", source, *words)
+    lower, path = [halves.find(f"mpi={mpi}")], str(tmp_path / "image")
+    launch = prepare(lower, [str(tmp_path / "left")], image=path)
+    for restarted in range(2):
+        done = subprocess.run(
+            launch.command, env=launch.environment, capture_output=True, text=True, timeout=LIMIT,
+            check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (0, f"{restarted} 00 11\n"), done.stderr
+        launch = prepare_restart(lower, image.read(path))
 
 
 def test_the_rank_names_the_image(bench, tmp_path, monkeypatch):

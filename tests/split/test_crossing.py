@@ -24,8 +24,10 @@ def test_signals(run, bench):
     assert facts["same_action"] == "1 full_mask 1"
     assert facts["blocked_works"] == "1 usr1_was_blocked 1 sigsys_was_blocked 0"
     assert facts["suspended_works"] == "1"
+    assert facts["written_mask"] == "1"  # by a handler, into its context
     assert facts["after_jump"] == "mine 5 two 2"  # siglongjmp out of a lower half's call
     assert facts["sent_on"] == "early 0 handled 1 mine 5"
+    assert facts["bad_addresses"] == "14 22 14 14 14"  # EFAULT, EINVAL
     assert facts["faults"] == "1 1 mine 5"  # each half's own handler took its own fault
     assert facts["child_that_calls"] == "exit 126"
     assert "a forked child called a lower half" in done.stderr

@@ -130,6 +130,24 @@ def test_ranks_under_mpirun(compiled, mpi, ranks):
     assert all(line.partition("library ")[2].startswith(name) for line in lines)
 
 
+def test_ranks_of_another_mpi_s_launcher_are_refused(compiled, mpi):
+    """They would not find each other: each would be rank 0 of 1."""
+    if len([kind for kind in MPIS if halves.mpi_compiler(kind)]) < len(MPIS):
+        pytest.skip("one MPI is here")
+    [other] = {*MPIS} - {mpi}
+    prepared = prepare(
+        [halves.find("cuda"), halves.find(f"mpi={other}")], [str(compiled("ranks.c"))]
+    )
+    done = subprocess.run(
+        [*MPIS[mpi][0], "-n", "2", *prepared.command],
+        env={**environment(), **prepared.environment, "FLYT_SPLIT_CUDA": "twin"},
+        capture_output=True, text=True, check=False, timeout=LIMIT,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "but this MPI sees one rank: start it with the mpirun of the same MPI" in done.stderr
+    assert "rank 0" not in done.stdout
+
+
 def test_an_upper_half_holds_no_mpi_and_no_cuda_library(compiled, mpi):
     program = compiled("link_map.c")
     prepared = prepare([halves.find("cuda"), halves.find(f"mpi={mpi}")], [str(program)])

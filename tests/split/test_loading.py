@@ -188,6 +188,26 @@ def program_with(bench, tmp_path):
         elif what == "interpreter":
             data = target.read_bytes()
             target.write_bytes(data.replace(b"/lib64/ld-linux", b"/lib64/no-linux"))
+        elif what == "interpreter is none":
+            data = target.read_bytes()
+            target.write_bytes(
+                data.replace(b"/lib64/ld-linux-x86-64.so.2\0", b"/bin/true".ljust(28, b"\0"))
+            )
+        elif what == "interpreter is noise":
+            data = target.read_bytes()
+            target.write_bytes(data.replace(b"/lib64/ld-linux-x86", b"/lib64\n\xff\xfe-linux-x"))
+        elif what == "high":
+            bench.cc("-no-pie", "-o", target, source, tmp_path / "gone.c")
+            data = bytearray(target.read_bytes())
+            for at in range(64, 64 + 56 * data[56], 56):
+                if data[at : at + 4] == b"\1\0\0\0":  # PT_LOAD
+                    data[at + 21] = 0x10  # over a lower half's window
+            target.write_bytes(data)
+        elif what == "damaged":
+            target.write_bytes(target.read_bytes()[:3000])
+        elif what == "pipe":
+            target.unlink()
+            os.mkfifo(target)
         elif what == "absent":
             target.unlink()
         return target
@@ -203,6 +223,11 @@ REFUSALS = {
     "short": "damaged",
     "script": "no ELF file",
     "interpreter": "its interpreter /lib64/no-linux-x86-64.so.2 is missing",
+    "interpreter is none": "its interpreter /bin/true is no ld.so",
+    "interpreter is noise": r"its interpreter /lib64.n.udcff.udcfe-linux-x.* is missing",
+    "high": "is linked to lie at 0x10000.*: what is not position-independent must lie below",
+    "damaged": r"can't be loaded: \S",
+    "pipe": "is no regular file",
     "absent": "No such file",
 }
 
@@ -214,6 +239,16 @@ def test_what_can_t_be_loaded_is_refused_as_either_half(program_with, bench, wha
         prepare([], [str(program)])
     with pytest.raises(ConfigurationError, match=REFUSALS[what]):
         prepare([Half("bad", program)], [str(bench.program("smoke.c"))])
+
+
+def test_a_link_to_a_program_finds_the_libraries_beside_the_file(
+    run, bench, program_with, tmp_path
+):
+    program = program_with("")
+    bench.cc("-o", program, tmp_path / "p.c", f"-L{tmp_path}", "-lgone", "-Wl,-rpath,$ORIGIN")
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "program").symlink_to("../program")
+    assert run(tmp_path / "links" / "program").returncode == 0
 
 
 def test_the_command_line_runs_a_program(bench):

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import struct
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -33,7 +35,7 @@ def record_of(pid: int, bench) -> dict[str, dict[str, object]]:
         at = maps.address_of_record(pid)
         memory.seek(at)
         magic, version, count, *_ = RECORD.unpack(memory.read(RECORD.size))
-        assert (magic.to_bytes(8, "little"), version, count) == (b"FLYTPLIT", 1, 3)
+        assert (magic.to_bytes(8, "little"), version, count) == (b"FLYTPLIT", 2, 3)
         found = {}
         for index in range(count):
             memory.seek(at + RECORD.size + index * (HALF.size + REGIONS * REGION.size))
@@ -157,6 +159,18 @@ def test_maps_refuses_another_process():
     assert "none that `flyt split` has started" in shown.stderr
 
 
+def test_maps_of_another_user_s_process_is_one_clear_line(monkeypatch):
+    def refused(path: Path) -> bytes:
+        if path.name == "cmdline":  # anybody may read it
+            return b"/x/flyt-loader\0--upper\x00300000000000\x0010000000000\0--\0program\0"
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    for ask in (maps.read, maps.address_of_record):
+        with pytest.raises(ConfigurationError, match="process 1: Permission denied"):
+            ask(1)
+
+
 def test_a_small_window_is_used_again_and_then_full(run, bench):
     windows = {"one": "0x500000000000:8G", "upper": "0x580000000000:8G"}
     done = run(bench.program("windows.c"), windows=windows)
@@ -165,6 +179,26 @@ def test_a_small_window_is_used_again_and_then_full(run, bench):
     assert found["too_large"] == ["1"]
     assert 10 <= int(found["fit"][0]) <= 15  # halves of 1 GiB, beside libraries and stacks
     assert found["other"] == ["1"]  # another half's window has room
+    assert done.returncode == 0
+
+
+FIXED = {
+    "100000000000": "17 12",  # EEXIST, ENOMEM: one's window, where its ld.so lies
+    "12ffffffe000": "17 12",  # the end of two's
+    "11fffffff000": "17 12",  # reaches into it
+    "f0000000000": "17 12",  # the loader
+    "400000000000": "17 12",  # device memory
+    "30fffffff000": "0 0",  # its own, and beyond
+    "600000000000": "0 0",
+    "100000": "0 0",
+    "fffffff000": "0 0",
+}
+
+
+def test_a_program_maps_nothing_over_another_half(run, bench):
+    done = run(bench.program("fixed.c"), *FIXED)
+    expected = [f"{address} {errors}" for address, errors in FIXED.items()]
+    assert done.stdout.splitlines()[: len(FIXED) + 1] == [*expected, "calls 5 9"], done.stderr
     assert done.returncode == 0
 
 

@@ -11,12 +11,13 @@
 #include <stdint.h>
 
 #define SPLIT_MAGIC 0x54494c5054594c46ull /* "FLYTPLIT" */
-#define SPLIT_VERSION 1u
+#define SPLIT_VERSION 2u
 
 #define SPLIT_UPPER 0u    /* the upper half's index; lower halves follow in order of loading */
 #define SPLIT_HALVES 8u   /* one upper, up to seven lower: one byte of indices is plenty */
 #define SPLIT_THREADS 1024u /* upper-half threads that call a lower half at the same time */
 #define SPLIT_REGIONS 1024u /* mappings noted per half when it has published; Open MPI's has 72, a driver's may have more */
+#define SPLIT_NESTED 16u /* a deeper call from a lower half takes the last one's place: the outer ones tell too */
 #define SPLIT_NAME 16u
 #define SPLIT_VARIABLE "LHINFO_PTR"
 #define SPLIT_PRESET "0xffffffffffffffff" /* 18 characters, overwritten in place */
@@ -29,7 +30,8 @@ struct split_thread {
     uint64_t fs[SPLIT_HALVES];
     uint32_t leave[SPLIT_HALVES];
     uint32_t used;
-    uint32_t pad;
+    uint32_t depth; /* of calls from a lower half into the upper one that have not returned */
+    uint64_t mark[SPLIT_NESTED]; /* of these: an address in the frame that made the call */
 };
 
 /* How a lower half is asked for one more thread to borrow from. */
@@ -126,6 +128,24 @@ static inline struct split_thread *split_get_gs(void) {
 
 static inline void split_set_gs(struct split_thread *value) {
     __asm__ volatile("wrgsbase %0" : : "r"(value) : "memory");
+}
+
+/* A lower half's call of the upper half is noted while it lasts: no checkpoint may be made under its
+ * frames. `mark` lies in the caller's frame, and holds `split_marked` as long as that frame is there. */
+static inline uint64_t split_marked(const uint64_t *mark) { return (uint64_t)mark ^ SPLIT_MAGIC; }
+
+static inline uint32_t split_note(struct split_thread *thread, volatile uint64_t *mark) {
+    uint32_t depth = thread->depth == SPLIT_NESTED ? SPLIT_NESTED - 1 : thread->depth;
+    *mark = split_marked((const uint64_t *)mark);
+    __atomic_store_n(&thread->depth, depth + 1, __ATOMIC_RELAXED);
+    __atomic_signal_fence(__ATOMIC_SEQ_CST); /* a handler notes its own beyond this one */
+    thread->mark[depth] = (uint64_t)mark;
+    return depth;
+}
+
+static inline void split_forget(struct split_thread *thread, volatile uint64_t *mark, uint32_t depth) {
+    thread->depth = depth;
+    *mark = 0;
 }
 
 static inline int split_half_at(const struct split_info *info, uint64_t address) {

@@ -28,6 +28,11 @@ int main(int argc, char **argv) {
     char *at = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     printf("shared %d\n", flyt_split_checkpoint(argv[1]));
     munmap(at, 4096);
+    at = mmap((void *)0x600000000000, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    printf("stray %d\n", flyt_split_checkpoint(argv[1]));
+    munmap(at, 4096);
+    char *low = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1, 0);
+    strcpy(low, "kept");
     printf("folder %d\n", flyt_split_checkpoint("/nowhere/at/all"));
     struct rlimit small = {100000, RLIM_INFINITY}, usual = {RLIM_INFINITY, RLIM_INFINITY};
     setrlimit(RLIMIT_FSIZE, &small);
@@ -36,5 +41,6 @@ int main(int argc, char **argv) {
     printf("exists %d\n", access(argv[1], F_OK) == 0);
     printf("good %d\n", flyt_split_checkpoint(argv[1]));
     printf("calls %d %d\n", one_add(2, 3), two_add(4, 5));
+    printf("low %d %s\n", (unsigned long)low < 1ul << 31, low);
     return 0;
 }

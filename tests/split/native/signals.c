@@ -9,8 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #include "halves.h"
@@ -30,6 +32,11 @@ static void on_alarm(int number, siginfo_t *about, void *context) {
     from_two = two_add(40, 2);   /* and a crossing into the other half */
     free(at);
     until = 1;
+}
+
+static void write_mask(int number, siginfo_t *about, void *context) {
+    (void)number, (void)about;
+    memset(&((ucontext_t *)context)->uc_sigmask, 0xff, 8);
 }
 
 static void jump(int number) { siglongjmp(out, number); }
@@ -86,6 +93,13 @@ int main(void) {
     sigsuspend(&all);
     printf("suspended_works %d\n", handled == SIGALRM);
 
+    struct sigaction writes = {.sa_sigaction = write_mask, .sa_flags = SA_SIGINFO};
+    sigaction(SIGALRM, &writes, NULL);
+    raise(SIGALRM);
+    free(malloc(1 << 20)); /* trapped: SIGSYS must not be blocked */
+    sigprocmask(SIG_SETMASK, &old, &now);
+    printf("written_mask %d\n", sigismember(&now, SIGUSR1));
+
     signal(SIGALRM, jump);
     until = 0;
     if (sigsetjmp(out, 1) == 0) {
@@ -110,6 +124,15 @@ int main(void) {
     for (int i = 0; i < 1000 && !handled; i++)
         usleep(1000);
     printf("sent_on early %d handled %d mine %d\n", early, handled == SIGUSR1, local_in_handler);
+
+    /* As the kernel answers; so some libraries ask whether an address can be read. */
+    int bad_set = syscall(SYS_rt_sigprocmask, ~0, 8, NULL, 8) ? errno : 0;
+    int good_set = syscall(SYS_rt_sigprocmask, ~0, &all, NULL, 8) ? errno : 0;
+    int bad_old = sigprocmask(SIG_BLOCK, &usr1, (void *)8) ? errno : 0;
+    int bad_action = syscall(SYS_rt_sigaction, SIGUSR2, 8, NULL, 8) ? errno : 0;
+    int bad_before = syscall(SYS_rt_sigaction, SIGUSR2, NULL, 8, 8) ? errno : 0;
+    printf("bad_addresses %d %d %d %d %d\n", bad_set, good_set, bad_old, bad_action, bad_before);
+    sigprocmask(SIG_SETMASK, &old, NULL);
 
     signal(SIGSEGV, jump);
     int lower_fault = one_fault(), upper_fault = sigsetjmp(out, 1);

@@ -37,6 +37,9 @@ static inline uint32_t image_build(void) {
     return crc32((uint32_t)(uint64_t)&info, __executable_start, (uint64_t)(etext - __executable_start));
 }
 
+/* Whose memory an image holds: the window's, and what a program has that is not position-independent. */
+static inline int is_upper(uint64_t at) { return at < (1ull << 32) || at - info.half[0].base < info.half[0].size; }
+
 struct image_state {
     uint64_t resume_at, fs, mask;
     uint64_t stack[3]; /* stack_t of sigaltstack */

@@ -70,12 +70,14 @@ static void restore_memory(void) {
     char room[24];
     for (in(&region, sizeof region); region.end; in(&region, sizeof region)) {
         uint64_t size = region.end - region.start;
+        if (!is_upper(region.start) || !is_upper(region.end - 1))
+            fail(126, "the image is damaged: memory outside of the program's window", NULL);
         long got = sys6(SYS_mmap, (long)region.start, (long)size, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE | MAP_NORESERVE, -1, 0);
         if (got != (long)region.start)
             fail(126, "no restart: the program's memory at 0x", hexadecimal(region.start, room), " can't be had", NULL);
         for (in(&run, sizeof run); run.size; in(&run, sizeof run)) {
-            if (run.start < region.start || run.size > region.end - run.start)
+            if (run.start < region.start || run.start > region.end || run.size > region.end - run.start)
                 fail(126, "the image is damaged: pages outside of their mapping", NULL);
             in((void *)run.start, run.size);
         }
@@ -83,6 +85,30 @@ static void restore_memory(void) {
             fail(126, "no restart: the program's memory at 0x", hexadecimal(region.start, room),
                  " can't be protected as before", NULL);
     }
+}
+
+struct place {
+    uint64_t at, size;
+};
+
+static int visit_place(void *data, const struct mapping *mapping) {
+    const struct place *place = data;
+    return mapping->start <= place->at && place->at < mapping->end && place->size <= mapping->end - place->at &&
+           mapping->readable && mapping->writable && is_upper(mapping->start);
+}
+
+/* Addresses that are used before the program goes on lie in its memory. */
+static void check_state(const struct image_state *state) {
+    const struct split_upper *upper = &state->upper;
+    const struct place places[] = {
+        {state->resume_at, 8 * sizeof(uint64_t)},
+        {state->fs, sizeof(uint64_t)},
+        {upper->tid_address, sizeof(int)},
+        {upper->rseq, RSEQ_CPU_ID + sizeof(int)},
+    };
+    for (unsigned i = 0; i < sizeof places / sizeof *places; i++)
+        if ((i < 2 || places[i].at) && each_mapping(visit_place, (void *)&places[i]) != 1)
+            fail(126, "the image is damaged: its registers point outside of its memory", NULL);
 }
 
 /* What the kernel knew of the main thread. */
@@ -117,8 +143,9 @@ void image_resume(void) {
     in(&state, sizeof state);
     if (state.action_count > sizeof state.action / sizeof *state.action)
         fail(126, "the image is damaged: more signals than there are", NULL);
-    restore_memory(); /* before the halves: a runtime reads a fat binary when it is registered */
-    restore_halves();
+    restore_memory();
+    check_state(&state);
+    restore_halves(); /* after the memory: a runtime reads a fat binary when it is registered */
     sys1(SYS_close, file);
     sys4(SYS_rt_sigprocmask, SIG_SETMASK, &all, 0, 8); /* no handler before there is its TLS */
     restore_registrations(&state);

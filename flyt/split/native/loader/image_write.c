@@ -66,10 +66,6 @@ static const char *save_halves(void) {
 
 /* --- memory --- */
 
-static int is_upper(const struct mapping *mapping) {
-    return mapping->start < (1ull << 32) || mapping->start - info.half[0].base < info.half[0].size;
-}
-
 static int is_zero(const char *page) {
     for (const uint64_t *word = (const uint64_t *)page; word < (const uint64_t *)(page + PAGE); word++)
         if (*word)
@@ -101,7 +97,7 @@ static void write_piece(uint64_t start, uint64_t size, int anonymous) {
 
 static int write_region(void *data, const struct mapping *mapping) {
     char room[24];
-    if (!is_upper(mapping))
+    if (!is_upper(mapping->start))
         return 0;
     if (mapping->shared && mapping->writable) {
         say("no checkpoint: memory at 0x", hexadecimal(mapping->start, room), " is shared (", mapping->name,
@@ -235,6 +231,17 @@ int image_write(const char *path, uint64_t resume_at) {
         return -ENAMETOOLONG;
     if (sys0(SYS_gettid) != own_pid || has_other_threads()) {
         say("no checkpoint: the program has more threads than its main one, whose state is not saved", NULL);
+        return -EBUSY;
+    }
+    if (threads_called_by_lower(resume_at)) {
+        say("no checkpoint: a lower half has called this code and waits for it, and its frames are not saved: "
+            "make it when they have returned", NULL);
+        return -EBUSY;
+    }
+    uint64_t stray = place_stray();
+    if (stray) {
+        say("no checkpoint: memory at 0x", hexadecimal(stray, room), ", where the program has asked for it, lies "
+            "outside of its window: unmap it before", NULL);
         return -EBUSY;
     }
     memcpy(target, path, length + 1);

@@ -3,6 +3,8 @@
 #ifndef FLYT_SPLIT_LOADER_H
 #define FLYT_SPLIT_LOADER_H
 
+#include <signal.h>
+
 #include "../abi.h"
 
 #define PAGE 4096ull
@@ -38,6 +40,8 @@ int strcmp(const char *a, const char *b);
 int same_start(const char *text, const char *start);
 void say(const char *first, ...);                       /* to stderr, strings up to a NULL */
 void fail(int code, const char *first, ...) __attribute__((noreturn)); /* say, then leave */
+int is_readable(const void *at); /* eight bytes that a caller names; programs probe addresses with such calls */
+int is_writable(void *at);       /* they are overwritten */
 const char *decimal(uint64_t value, char room[24]);
 const char *hexadecimal(uint64_t value, char room[24]);
 
@@ -57,7 +61,11 @@ int is_borrower(void);         /* a child by vfork: memory is its parent's, sign
 
 /* place.c */
 uint64_t place(unsigned half, uint64_t size, uint64_t prot, uint64_t flags, long fd, long offset);
-void place_install(void);
+void place_on_sigsys(int number, siginfo_t *about, void *context);
+uint64_t place_stray(void); /* an address of what the program has mapped outside of its window; 0: nothing */
+
+/* filter.c */
+void filter_install(void);
 
 /* signals.c */
 struct kernel_action {
@@ -86,6 +94,7 @@ void threads_release(struct split_thread *thread);
 struct split_thread *threads_mine(void);               /* the running thread's record, or NULL */
 struct split_thread *threads_new(void);
 void threads_borrow(struct split_thread *thread, unsigned half);
+int threads_called_by_lower(uint64_t stack); /* whether frames of a lower half lie above `stack` */
 
 /* leave.c: on the thread that leaves, each lower half's main returns, the last loaded first */
 void leave_from(unsigned half, int code) __attribute__((noreturn));

@@ -93,6 +93,8 @@ static void attend(void) {
     if (sys0(SYS_getpid) != own_pid)
         fail(126, "a forked child called a lower half, which is its parent's: call from the parent, or exec",
              NULL);
+    if (threads_called_by_lower((uint64_t)__builtin_frame_address(0)))
+        return; /* the request stands until the lower half has returned */
     if (__atomic_exchange_n(info.open, 1, __ATOMIC_ACQ_REL) == 0)
         context_checkpoint(info.image);
 }
@@ -175,7 +177,7 @@ void loader_main(uint64_t *stack) {
         variable[17 - digit] = "0123456789abcdef"[value >> 4 * digit & 15];
 
     signals_start();
-    place_install();
+    filter_install();
     for (loading = 1; loading < info.halves; loading++) {
         char *words[] = {source[loading].linker, source[loading].program, NULL};
         struct start start = elf_prepare(loading, words, source[loading].program, envp, auxv);

@@ -1,21 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Placement: what a half maps lies in its window, whenever it maps it.
  *
- * A seccomp filter traps the system calls that let the kernel choose an address, where the
- * instruction that makes them lies in a window: filters survive exec, this handler does not. The
- * handler makes the call again with an address in the window of the calling instruction. A child by
- * vfork runs code of a window until it execs, and needs the handler: clone3, which can take all handlers
- * from it (CLONE_CLEAR_SIGHAND, in memory that a filter can't see), is answered ENOSYS; libcs then clone.
+ * The handler of the calls that the filter (filter.c) traps: it makes each again with an address in the
+ * window of the calling instruction.
  */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <linux/audit.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <signal.h>
 #include <sys/ipc.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/shm.h>
 #include <sys/syscall.h>
 #include <ucontext.h>
@@ -27,6 +20,9 @@
 #endif
 
 #define RETRIES 10000 /* another thread took the gap: each loss is another's success */
+
+#define WHOLE (1ull << 32) /* windows are multiples of it, and the loader has one */
+#define LOADER ((uint64_t)&info & ~(WHOLE - 1))
 
 static uint64_t cursor[SPLIT_HALVES]; /* where the last mapping of a window ended: next fit */
 
@@ -107,9 +103,46 @@ static uint64_t outside(const greg_t *r) {
     return got;
 }
 
+static uint64_t stray_from = ~0ull, stray_to; /* from the first to the last place outside that the program named */
+
+static int is_in(uint64_t address, uint64_t base, uint64_t size) { return address - base < size; }
+
+static int visit_stray(void *data, const struct mapping *mapping) {
+    if (mapping->end <= stray_from || mapping->start >= stray_to || split_half_at(&info, mapping->start) >= 0 ||
+        is_in(mapping->start, LOADER, WHOLE) || is_in(mapping->start, info.arena, info.arena_size))
+        return 0;
+    *(uint64_t *)data = mapping->start;
+    return 1;
+}
+
+uint64_t place_stray(void) {
+    uint64_t found = 0;
+    each_mapping(visit_stray, &found);
+    return found;
+}
+
+/* The program names a place outside of its window: not in what is another half's; elsewhere it is noted, since no
+ * checkpoint takes along what lies there. */
+static uint64_t on_fixed_mmap(const greg_t *r) {
+    uint64_t at = (uint64_t)r[REG_RDI], size = UP(r[REG_RSI]), end = at + size;
+    if (size && (meets_a_window(at, size) || (at < LOADER + WHOLE && LOADER < end) ||
+                 (at < info.arena + info.arena_size && info.arena < end)))
+        return (uint64_t)(r[REG_R10] & MAP_FIXED_NOREPLACE ? -EEXIST : -ENOMEM);
+    uint64_t got = (uint64_t)sys6(SYS_mmap, (long)at, r[REG_RSI], r[REG_RDX], r[REG_R10], r[REG_R8], r[REG_R9]);
+    if (!FAILED(got)) {
+        stray_from = at < stray_from ? at : stray_from;
+        stray_to = end > stray_to ? end : stray_to;
+    }
+    return got;
+}
+
 static uint64_t on_mmap(unsigned half, const greg_t *r) {
     uint64_t hint = (uint64_t)r[REG_RDI], size = (uint64_t)r[REG_RSI], flags = (uint64_t)r[REG_R10];
     const struct split_half *window = &info.half[half];
+    if (flags & (MAP_FIXED | MAP_FIXED_NOREPLACE))
+        return on_fixed_mmap(r);
+    if (half == SPLIT_UPPER && flags & MAP_32BIT) /* below 4 GiB all is the program's */
+        return (uint64_t)sys6(SYS_mmap, (long)hint, (long)size, r[REG_RDX], (long)flags, r[REG_R8], r[REG_R9]);
     int inside = hint - window->base < window->size && size <= window->base + window->size - hint;
     if (hint && size && (inside || (window->own_hints && !meets_a_window(DOWN(hint), size)))) {
         uint64_t got = (uint64_t)sys6(SYS_mmap, (long)DOWN(hint), (long)size, r[REG_RDX],
@@ -156,9 +189,16 @@ static uint64_t on_shmat(unsigned half, const greg_t *r) {
 static uint64_t on_sigprocmask(ucontext_t *context, const greg_t *r) {
     uint64_t *mask = (uint64_t *)&context->uc_sigmask;
     const uint64_t *wanted = (const uint64_t *)r[REG_RSI];
-    uint64_t *old = (uint64_t *)r[REG_RDX], before = *mask, bits = *wanted;
-    if (r[REG_R10] != 8 || (r[REG_RDI] != SIG_BLOCK && r[REG_RDI] != SIG_SETMASK))
+    uint64_t *old = (uint64_t *)r[REG_RDX], before = *mask;
+    if (r[REG_R10] != 8)
         return (uint64_t)-EINVAL;
+    if (!is_readable(wanted))
+        return (uint64_t)-EFAULT;
+    uint64_t bits = *wanted;
+    if (r[REG_RDI] != SIG_BLOCK && r[REG_RDI] != SIG_SETMASK)
+        return (uint64_t)-EINVAL;
+    if (old && !is_writable(old))
+        return (uint64_t)-EFAULT;
     *mask = (r[REG_RDI] == SIG_BLOCK ? before | bits : bits) & ~(1ull << (SIGSYS - 1));
     if (old)
         *old = before;
@@ -189,7 +229,7 @@ static void on_exit_group(unsigned half, greg_t *r) {
     r[REG_RSP] = ((r[REG_RSP] - 1024) & ~15) - 8;
 }
 
-static void on_sigsys(int number, siginfo_t *about, void *data) {
+void place_on_sigsys(int number, siginfo_t *about, void *data) {
     ucontext_t *context = data;
     greg_t *r = context->uc_mcontext.gregs;
     int half = about->si_code == SYS_SECCOMP ? split_half_at(&info, (uint64_t)r[REG_RIP] - 1) : -1;
@@ -220,96 +260,4 @@ static void on_sigsys(int number, siginfo_t *about, void *data) {
     default: result = (uint64_t)-ENOSYS; break;
     }
     r[REG_RAX] = (greg_t)result;
-}
-
-/* --- the filter --- */
-
-#define LOAD(field) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, field)
-#define HIGH(field) ((uint32_t)(field) + 4)
-#define ARGUMENT(i) (uint32_t)(offsetof(struct seccomp_data, args) + 8 * (i))
-#define POINTER (uint32_t) offsetof(struct seccomp_data, instruction_pointer)
-#define JUMP(test, value, yes, no) BPF_JUMP(BPF_JMP | BPF_##test | BPF_K, value, yes, no)
-
-void place_install(void) {
-    struct kernel_action action = {(uint64_t)on_sigsys, SA_SIGINFO | 0x04000000 | SA_RESTART,
-                                   (uint64_t)restorer, ~0ull};
-    struct sock_filter code[128];
-    unsigned n = 0;
-#define ADD(statement) code[n++] = (struct sock_filter)statement
-    ADD(LOAD(offsetof(struct seccomp_data, arch)));
-    ADD(JUMP(JEQ, AUDIT_ARCH_X86_64, 1, 0));
-    ADD(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
-    /* Windows are whole multiples of 4 GiB: the upper word of the address tells. */
-    ADD(LOAD(HIGH(POINTER)));
-    for (unsigned i = 0; i < info.halves; i++) {
-        uint32_t first = (uint32_t)(info.half[i].base >> 32);
-        uint32_t after = first + (uint32_t)(info.half[i].size >> 32);
-        unsigned to_calls = 2 * (info.halves - i - 1) + 1; /* over the rest and the RET */
-        ADD(JUMP(JGE, first, 0, 1));
-        ADD(JUMP(JGE, after, 0, to_calls));
-    }
-    ADD(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
-    ADD(LOAD(offsetof(struct seccomp_data, nr)));
-    ADD(JUMP(JEQ, SYS_clone3, 0, 1));
-    ADD(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS));
-    static const struct {
-        uint32_t call;
-        unsigned test; /* 0 always; else the case below */
-    } calls[] = {
-        {SYS_mmap, 1},        {SYS_rt_sigprocmask, 4},  {SYS_rt_sigaction, 0}, {SYS_mremap, 2},
-        {SYS_brk, 0},         {SYS_shmat, 3},           {SYS_exit_group, 0},   {SYS_set_tid_address, 0},
-        {SYS_rseq, 0},        {SYS_set_robust_list, 0},
-    };
-    for (unsigned i = 0; i < sizeof calls / sizeof *calls; i++) {
-        switch (calls[i].test) {
-        case 0:
-            ADD(JUMP(JEQ, calls[i].call, 0, 1));
-            break;
-        case 1: /* where the caller names a place itself, it has it */
-            ADD(JUMP(JEQ, calls[i].call, 0, 4));
-            ADD(LOAD(ARGUMENT(3)));
-            ADD(JUMP(JSET, MAP_FIXED | MAP_FIXED_NOREPLACE, 0, 1));
-            ADD(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
-            break;
-        case 2:
-            ADD(JUMP(JEQ, calls[i].call, 0, 5));
-            ADD(LOAD(ARGUMENT(3)));
-            ADD(JUMP(JSET, MREMAP_FIXED, 1, 0));
-            ADD(JUMP(JSET, MREMAP_MAYMOVE | 4, 1, 0));
-            ADD(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
-            break;
-        case 3: /* without an address */
-            ADD(JUMP(JEQ, calls[i].call, 0, 6));
-            ADD(LOAD(ARGUMENT(1)));
-            ADD(JUMP(JEQ, 0, 0, 2));
-            ADD(LOAD(HIGH(ARGUMENT(1))));
-            ADD(JUMP(JEQ, 0, 1, 0));
-            ADD(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
-            break;
-        default: /* blocking, with a set */
-            ADD(JUMP(JEQ, calls[i].call, 0, 8));
-            ADD(LOAD(ARGUMENT(0)));
-            ADD(JUMP(JEQ, SIG_UNBLOCK, 4, 0));
-            ADD(LOAD(ARGUMENT(1)));
-            ADD(JUMP(JEQ, 0, 0, 3));
-            ADD(LOAD(HIGH(ARGUMENT(1))));
-            ADD(JUMP(JEQ, 0, 0, 1));
-            ADD(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
-            break;
-        }
-        ADD(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRAP));
-    }
-    ADD(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
-    struct sock_fprog program = {(unsigned short)n, code};
-    long result = sys4(SYS_rt_sigaction, SIGSYS, &action, 0, 8);
-    uint64_t open = 1ull << (SIGSYS - 1);
-    if (!FAILED(result))
-        result = sys4(SYS_rt_sigprocmask, SIG_UNBLOCK, &open, 0, 8);
-    if (!FAILED(result))
-        result = sys5(SYS_prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-    if (!FAILED(result))
-        result = sys3(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_SPEC_ALLOW, &program);
-    if (FAILED(result))
-        fail(126, "the kernel refuses a seccomp filter, which keeps each half in its window: allow "
-             "seccomp(2) in the container's profile", NULL);
 }

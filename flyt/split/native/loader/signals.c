@@ -87,18 +87,25 @@ static void enter(int number, siginfo_t *about, void *context) {
     /* The mask in force may be sigsuspend's: a trapped call under a blocked SIGSYS would kill. */
     sys4(SYS_rt_sigprocmask, SIG_UNBLOCK, &sigsys, 0, 8);
     int half = split_half_at(&info, fs);
-    const struct split_thread *thread = half < 0 || half == owner ? NULL : threads_mine();
+    struct split_thread *thread = half < 0 || half == owner ? NULL : threads_mine();
     if (half >= 0 && half != owner && (!thread || !thread->fs[owner])) {
         send_on(number, about);
         return;
     }
     if (action->flags & SA_RESETHAND)
         signals_action((unsigned)owner, number, &(struct kernel_action){0}, NULL, 8);
-    if (thread)
+    if (thread) {
+        uint64_t mark;
+        uint32_t depth = split_note(thread, &mark);
         split_set_fs(thread->fs[owner]);
-    handler(number, about, context);
-    if (thread)
+        handler(number, about, context);
         split_set_fs(fs);
+        split_forget(thread, &mark, depth);
+    } else {
+        handler(number, about, context);
+    }
+    /* A handler may write the mask that its return sets; there SIGSYS stays open too. */
+    *(uint64_t *)&((ucontext_t *)context)->uc_sigmask &= ~sigsys;
 }
 
 /* What the kernel has to do so that every half gets what it has asked for. */
@@ -140,6 +147,12 @@ long signals_action(unsigned owner, int number, const struct kernel_action *new_
                     struct kernel_action *old, uint64_t mask_size) {
     if (mask_size != 8 || number < 1 || number >= SIGNALS || number == SIGKILL || number == SIGSTOP)
         return -EINVAL;
+    if (new_action && (!is_readable(new_action) || !is_readable(&new_action->mask)))
+        return -EFAULT;
+    struct kernel_action wanted = new_action ? *new_action : (struct kernel_action){0}; /* `old` may be the same */
+    new_action = new_action ? &wanted : NULL;
+    if (old && (!is_writable(old) || !is_writable(&old->mask)))
+        return -EFAULT;
     if (is_borrower())
         return child_action(owner, number, new_action, old);
     struct action before = *action_of(owner, number);

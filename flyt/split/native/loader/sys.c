@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the loader has instead of a C library: strings, messages, /proc/self/maps, CRC-32. */
+#include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
 #include <sys/syscall.h>
@@ -37,6 +38,10 @@ int same_start(const char *text, const char *start) {
             return 0;
     return 1;
 }
+
+/* The kernel looks at the set, then at the unknown `how`; where there is no set, it only writes the old one. */
+int is_readable(const void *at) { return sys4(SYS_rt_sigprocmask, ~0, at, 0, 8) != -EFAULT; }
+int is_writable(void *at) { return sys4(SYS_rt_sigprocmask, 0, 0, at, 8) != -EFAULT; }
 
 static const char *number(uint64_t value, unsigned base, char room[24]) {
     char *at = room + 23;

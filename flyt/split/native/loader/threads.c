@@ -48,6 +48,33 @@ struct split_thread *threads_mine(void) {
     return &info.thread[0];
 }
 
+struct look {
+    uint64_t mark, stack;
+    int found;
+};
+
+static int visit_mark(void *data, const struct mapping *mapping) {
+    struct look *look = data;
+    if (look->mark < mapping->start || look->mark >= mapping->end)
+        return 0;
+    const uint64_t *mark = (const uint64_t *)look->mark;
+    int passed = look->stack > look->mark && look->stack < mapping->end; /* its frame is gone */
+    look->found = mapping->readable && !passed && *mark == split_marked(mark);
+    return 1;
+}
+
+/* A callback or a handler that was left by longjmp has not taken its note back: that is dropped here. */
+int threads_called_by_lower(uint64_t stack) {
+    struct split_thread *thread = threads_mine();
+    for (; thread && thread->depth; thread->depth--) {
+        struct look look = {thread->mark[thread->depth - 1], stack, 0};
+        each_mapping(visit_mark, &look);
+        if (look.found)
+            return 1;
+    }
+    return 0;
+}
+
 struct split_thread *threads_new(void) {
     for (unsigned i = 1; i < SPLIT_THREADS; i++) {
         uint32_t free = 0;
@@ -97,6 +124,7 @@ void threads_release(struct split_thread *thread) {
     if (!thread || thread == &info.thread[0] || sys0(SYS_getpid) != own_pid)
         return; /* a forked child has none of the threads that lend */
     split_set_gs(NULL);
+    thread->depth = 0;
     for (unsigned half = 0; half < SPLIT_HALVES; half++) {
         if (half != SPLIT_UPPER && thread->fs[half]) {
             /* Its keeper sets it back to 0 when it has seen it: the record stays until then. */

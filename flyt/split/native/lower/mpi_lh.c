@@ -2,6 +2,7 @@
 /* The lower half mpi: compiled by an MPI's own mpicc, it turns Flyt's constants into that MPI's. */
 #include <mpi.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "lower.h"
 
@@ -41,12 +42,26 @@ static struct {
     int initialised, threads, rank, size;
 } state;
 
+/* Ranks that another MPI's launcher has started don't find each other: each would be rank 0 of 1. */
+static void check_launcher(void) {
+    const char *sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"};
+    for (int i = 0; i < 2; i++) {
+        const char *launched = getenv(sizes[i]);
+        if (!launched || atoi(launched) <= 1 || state.size != 1)
+            continue;
+        fprintf(stderr, "flyt split: mpi_lh: %s=%s, but this MPI sees one rank: start it with the mpirun of the "
+                        "same MPI as --half mpi=...\n", sizes[i], launched);
+        MPI_Abort(MPI_COMM_WORLD, 1);
+    }
+}
+
 static int note(int result, int threads) {
     if (result == MPI_SUCCESS) {
         state.initialised = 1;
         state.threads = threads;
         MPI_Comm_rank(MPI_COMM_WORLD, &state.rank);
         MPI_Comm_size(MPI_COMM_WORLD, &state.size);
+        check_launcher();
     }
     return result;
 }
@@ -63,8 +78,9 @@ int lower_MPI_Init_thread(int *argc, char ***argv, int required, int *provided) 
     return result;
 }
 
-int lower_MPI_Initialized(int *flag) { return MPI_Initialized(flag); }
-int lower_MPI_Finalized(int *flag) { return MPI_Finalized(flag); }
+/* By what the program has done: after a restart the library may not have been initialised. */
+int lower_MPI_Initialized(int *flag) { return *flag = state.initialised != 0, MPI_SUCCESS; }
+int lower_MPI_Finalized(int *flag) { return *flag = state.initialised < 0, MPI_SUCCESS; }
 
 int lower_MPI_Finalize(void) {
     int result = MPI_Finalize();
@@ -112,10 +128,8 @@ const char *lower_restore(split_get get) {
     static char problem[128];
     int got, rank, size;
     get(&state, sizeof state);
-    if (state.initialised < 0)
-        return "the program had called MPI_Finalize: MPI can't be initialised a second time";
-    if (!state.initialised)
-        return NULL;
+    if (state.initialised <= 0)
+        return NULL; /* not yet, or MPI_Finalize has been called: then there is nothing more to ask of it */
     if (MPI_Init_thread(NULL, NULL, state.threads, &got) != MPI_SUCCESS || got < state.threads)
         return "MPI_Init_thread fails";
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);

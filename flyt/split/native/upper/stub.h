@@ -32,14 +32,25 @@ static inline void *split_enter(uint64_t *back, unsigned half, unsigned index) {
 
 static inline void split_leave(uint64_t back) { split_set_fs(back); }
 
+struct split_called {
+    uint64_t back, mark;
+    uint32_t depth;
+};
+
 /* In a callback: a lower half runs, on a thread that crossed; or this is refused. */
-static inline void split_enter_upper(uint64_t *back, struct split_info *info, unsigned half) {
+static inline void split_enter_upper(struct split_called *called, struct split_info *info, unsigned half) {
     struct split_thread *thread = split_get_gs();
-    *back = split_get_fs();
-    if (!thread || thread->fs[half] != *back)
+    called->back = split_get_fs();
+    if (!thread || thread->fs[half] != called->back)
         info->refuse("a callback came on a thread of a lower half's own, which has no thread of the "
                      "upper half beside it", "", "");
+    called->depth = split_note(thread, &called->mark);
     split_set_fs(thread->fs[SPLIT_UPPER]);
+}
+
+static inline void split_leave_upper(struct split_called *called) {
+    split_forget(split_get_gs(), &called->mark, called->depth);
+    split_set_fs(called->back);
 }
 
 #endif

@@ -94,9 +94,12 @@ static int launch(const void *host, dim3 grid, dim3 block, void **arguments, siz
     uint64_t own = split_get_fs();
     if (!kernel->name || !thread)
         return answer(CUDA_INVALID_DEVICE_FUNCTION);
+    uint64_t mark;
+    uint32_t depth = split_note(thread, &mark);
     split_set_fs(thread->fs[SPLIT_UPPER]);
     kernel->run(&grid, &block, arguments);
     split_set_fs(own);
+    split_forget(thread, &mark, depth);
     return 0;
 }
 
