@@ -27,6 +27,7 @@ from flyt.frontend.session import Session
 from flyt.frontend.settings import Settings
 from flyt.rpc.endpoints import Endpoint
 from flyt.rpc.messages import PROTOCOL_VERSION
+from flyt.shm.ivshmem import SCHEME
 from flyt.shm.native import native
 from flyt.shm.private import PRIVATE
 from flyt.shm.region import Region
@@ -93,7 +94,7 @@ def region_step(visit: Visit) -> str:
     session = visit.connected()
     welcome = session.welcome
     if session.memory is not None:
-        path = visit.settings.region or welcome.region
+        path = session.memory.path
         return f"{path}, {welcome.region_size >> 20} MiB, seen by both sides; {cache_type(path)}"
     if not welcome.region:
         raise Unsound(
@@ -105,14 +106,11 @@ def region_step(visit: Visit) -> str:
 
 def why_inline(visit: Visit, theirs: str, epoch: int) -> str:
     """Why a session has no window although the backend has a region."""
-    path = visit.settings.region or theirs
-    if theirs.startswith(PRIVATE):
+    chosen = visit.settings.region
+    path = chosen or theirs
+    in_guest = chosen.startswith(SCHEME) or not (chosen or visit.endpoint.is_loopback())
+    if in_guest or theirs.startswith(PRIVATE):
         return "; ".join(visit.warnings)
-    if not (visit.settings.region or visit.endpoint.is_loopback()):
-        return (
-            f"{visit.endpoint} is another host: in a guest set FLYT_REGION to the ivshmem device's "
-            "resource2 under /sys/bus/pci/devices; between hosts bytes can only go inline"
-        )
     try:
         with (
             contextlib.closing(Region.open(path)) as region,
@@ -134,11 +132,8 @@ def why_inline(visit: Visit, theirs: str, epoch: int) -> str:
 
 def cache_type(path: str) -> str:
     """How the CPU caches the mapping, as far as its path tells."""
-    name = os.path.basename(os.path.realpath(path))
-    if name == "resource2_wc":
-        return "write-combining (a PCI device): reads by the CPU are slow, use resource2 with QEMU"
-    if name.startswith("resource"):
-        return "the cache type of a PCI device depends on guest and KVM; see the probe below"
+    if path.startswith(SCHEME):
+        return "write-combining (a PCI device): cached on Intel's hosts, slow to read on AMD's"
     return "cached (ordinary shared memory)"
 
 

@@ -56,11 +56,17 @@ class WindowMemory:
     ------
     RegionError
         The region is unsound, or not the one with the backend's epoch.
+
+    Attributes
+    ----------
+    path : str
+        The region's here: a file, or ``pci:SLOT``.
     """
 
     def __init__(self, region: Region, welcome: m.Welcome, locks: FrameLocks | OwnFrames) -> None:
         self._locks = locks
         self._region = region
+        self.path = region.path
         with contextlib.ExitStack() as undo:
             undo.callback(locks.close)
             undo.callback(region.close)
