@@ -82,7 +82,7 @@ class Verdicts:
             cwd=self.folder.parent,  # whence a relative path leads
             env={**os.environ, "FLYT_VENV": sys.prefix, "TMPDIR": str(self.folder)},
         )
-        self._stack.callback(script.kill)
+        self._stack.callback(script.terminate)  # its guest ends with it
 
         def end() -> tuple[int, str]:
             said, _ = script.communicate(timeout=LIMIT)
