@@ -8,6 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from tests.conftest import ROOT
 from tests.pair.raw import eventually
 from tests.vm.conftest import MIB, Lab
 from tests.vm.verdicts import FAILED, VERDICTS
+from vm.image import build
 from vm.machine import HUNG
 
 pytestmark = pytest.mark.timeout(300)
@@ -132,3 +136,26 @@ def test_arguments_that_are_wrong(lab: Lab, tmp_path: Path, words: list[str], sa
     assert running.returncode == 2
     assert said in answer
     assert "Traceback" not in answer
+
+
+def test_one_at_a_time_fills_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "kernel" / "boot").mkdir(parents=True)
+    (tmp_path / "kernel" / "boot" / "vmlinuz-1").touch()
+    (tmp_path / "kernel" / "lib" / "modules" / "1").mkdir(parents=True)
+    (tmp_path / "busybox").mkdir()
+    working, met = threading.Lock(), []
+
+    def disk(cache: Path, *_: object) -> Path:
+        met.append(working.acquire(blocking=False))
+        time.sleep(0.2)  # long enough for the other one to get here, if it may
+        if met[-1]:
+            working.release()
+        return cache
+
+    monkeypatch.setenv("FLYT_VM_CACHE", str(tmp_path))
+    monkeypatch.setattr("vm.image.disk", disk)
+    monkeypatch.setattr("vm.image.initramfs", lambda cache, *_: cache)
+    monkeypatch.setattr("vm.probe.accelerator", lambda *_: "tcg")
+    with ThreadPoolExecutor() as two:
+        list(two.map(lambda _: build(), range(2)))
+    assert met == [True, True]
