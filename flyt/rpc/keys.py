@@ -87,6 +87,7 @@ def read_public(path: str, setting: str) -> bytes:
 
 def _read(path: str, setting: str) -> tuple[bytes, bytes | None]:
     try:
+        os.stat(path)  # pyzmq calls a file that is not there an invalid one
         public, secret = load_certificate(path)
     except (OSError, ValueError) as exc:
         raise ConfigurationError(f"{setting} {path}: {_reason(exc)}") from exc
