@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ import click
 
 from vm.fetch import VmError
 from vm.image import build
-from vm.machine import Machine, Shared
+from vm.machine import BOOT_SECONDS, GRACE, Machine, Shared
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -37,7 +38,7 @@ def _build() -> None:
     "--region",
     "regions",
     multiple=True,
-    metavar="PATH",
+    type=click.Path(exists=True, path_type=Path),
     help="A region's file, for an ivshmem device of its size; may be repeated.",
 )
 @click.option("--env", "settings", multiple=True, metavar="NAME=VALUE", help="For the payload.")
@@ -45,7 +46,7 @@ def _build() -> None:
 def _run(
     payload: Path,
     arguments: tuple[str, ...],
-    regions: tuple[str, ...],
+    regions: tuple[Path, ...],
     settings: tuple[str, ...],
     seconds: float,
 ) -> None:
@@ -53,12 +54,23 @@ def _run(
 
     124: it ran out of time, or the guest hung. 70: the guest crashed. The host is 10.0.2.2 there.
     """
-    shared = [Shared(path, Path(path).stat().st_size) for path in regions]
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+    if wrong := [setting for setting in settings if "=" not in setting]:
+        raise click.BadParameter(f"{wrong[0]} is not NAME=VALUE", param_hint="--env")
+    shared = [Shared(str(path), path.stat().st_size) for path in regions]
     environment = dict(setting.partition("=")[::2] for setting in settings)
-    with Machine(build(), shared, preload=False) as machine:
+    life = BOOT_SECONDS + seconds + 2 * GRACE
+    with Machine(build(), shared, preload=False, life=life) as machine:
         done = machine.run(*arguments, code=payload.read_text(), env=environment, seconds=seconds)
-    print(done.out, end="" if done.out.endswith("\n") else "\n")
+    print(done.out, end="" if done.out.endswith("\n") or not done.out else "\n")
     sys.exit(done.code if done.code >= 0 else 128 - done.code)
+
+
+def _leave(number: int, _: object) -> None:
+    """Whoever ends this program wants its guest to end too."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

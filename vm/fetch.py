@@ -7,14 +7,16 @@ cache, so the machine's own kernel is left alone.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import os
 import platform
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 QEMU = "qemu-system-x86_64"
@@ -54,6 +56,15 @@ def cache_folder() -> Path:
     return Path(chosen) if chosen else Path.home() / ".cache" / "flyt-vm"
 
 
+@contextlib.contextmanager
+def alone(cache: Path) -> Iterator[None]:
+    """Make the cache, and be the only program that fills it; others wait as long as it lives."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with open(cache / "lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def qemu() -> str:
     """Path of QEMU, installed if it is missing."""
     if platform.machine() != "x86_64":
@@ -69,9 +80,9 @@ def mke2fs() -> str:
 def everything() -> None:
     """Fetch all of it. Needs nothing but the standard library."""
     cache = cache_folder()
-    cache.mkdir(parents=True, exist_ok=True)
-    for part in (qemu, mke2fs, lambda: kernel(cache), lambda: busybox(cache)):
-        part()
+    with alone(cache):
+        for part in (qemu, mke2fs, lambda: kernel(cache), lambda: busybox(cache)):
+            part()
 
 
 def _program(name: str, package: str) -> str:

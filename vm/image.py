@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from vm import fetch, probe
 from vm.disk import disk
@@ -14,7 +15,11 @@ from vm.machine import Image
 def build() -> Image:
     """Everything a guest boots from, made or found in the cache."""
     cache = fetch.cache_folder()
-    cache.mkdir(parents=True, exist_ok=True)
+    with fetch.alone(cache):
+        return _built(cache)
+
+
+def _built(cache: Path) -> Image:
     qemu = fetch.qemu()
     kernel = fetch.kernel(cache)
     busybox = fetch.busybox(cache)

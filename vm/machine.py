@@ -23,7 +23,7 @@ from vm.fetch import VmError
 BOOT_SECONDS = 90.0
 """Under TCG, with both cores busy, a boot takes 10."""
 LIFE_SECONDS = 600.0
-"""QEMU ends after this time, whatever became of the process that started it."""
+"""Of a QEMU; no test needs more."""
 GRACE = 15.0
 """Seconds beyond a request's own limit until the guest counts as hung."""
 MEMORY = 2048
@@ -102,6 +102,8 @@ class Machine:
         Whether a guest that resets boots again; else QEMU ends.
     preload : bool
         Whether Flyt is imported once, before the guest is ready, or by each program.
+    life : float
+        Seconds after which QEMU ends, whatever became of this process.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class Machine:
         options: Iterable[str] = (),
         reboots: bool = False,
         preload: bool = True,
+        life: float = LIFE_SECONDS,
     ) -> None:
         # Not below a test's own folder: the path of a socket has 107 bytes at most.
         self._folder = Path(tempfile.mkdtemp(prefix="flyt-vm-"))
@@ -125,7 +128,10 @@ class Machine:
         try:
             with open(self._folder / "qemu", "wb") as log:
                 self._process = subprocess.Popen(
-                    self._command(image, regions, options, reboots, preload),
+                    [
+                        *("timeout", "-k", "5", str(int(life))),
+                        *self._command(image, regions, options, reboots, preload),
+                    ],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -148,12 +154,23 @@ class Machine:
         preload: bool,
     ) -> list[str]:
         kvm = image.accelerator == "kvm"
-        command = ["timeout", "-k", "5", str(int(LIFE_SECONDS)), image.qemu, "-nodefaults"]
-        command += ["-M", "pc", "-cpu", "max", "-m", str(MEMORY), "-smp", "2", "-display", "none"]
+        command = [
+            image.qemu,
+            "-nodefaults",
+            "-M",
+            "pc",
+            "-cpu",
+            "max",
+            "-m",
+            str(MEMORY),
+            "-smp",
+            "2",
+        ]
+        command += ["-display", "none"]
         command += ["-accel", "kvm" if kvm else "tcg,thread=multi"]
         command += ["-kernel", str(image.kernel), "-initrd", str(image.initramfs)]
         command += ["-append", APPEND + " flyt.preload" * preload]
-        command += ["-drive", f"file={image.disk},format=raw,if=none,id=root,readonly=on"]
+        command += ["-drive", f"file={_quoted(image.disk)},format=raw,if=none,id=root,readonly=on"]
         command += ["-device", "virtio-blk-pci,drive=root,addr=3"]
         command += [] if reboots else ["-no-reboot"]
         command += ["-serial", f"file:{self._folder}/console"]
@@ -162,12 +179,12 @@ class Machine:
         command += ["-device", "virtio-net-pci,netdev=net,romfile=,addr=4"]
         for slot, region in enumerate(regions, 5):
             if region.doorbell:
-                command += ["-chardev", f"socket,id=d{slot},path={region.doorbell}"]
+                command += ["-chardev", f"socket,id=d{slot},path={_quoted(region.doorbell)}"]
                 command += ["-device", f"ivshmem-doorbell,chardev=d{slot},addr={slot}"]
                 continue
             share = "on" if region.share else "off"
             command += ["-object", f"memory-backend-file,id=m{slot},share={share}"]
-            command[-1] += f",mem-path={region.path},size={region.size}"
+            command[-1] += f",mem-path={_quoted(region.path)},size={region.size}"
             command += ["-device", f"ivshmem-plain,memdev=m{slot},addr={slot}"]
         return [*command, *options]
 
@@ -244,12 +261,15 @@ class Machine:
             answer = json.loads(line)
         except ValueError:  # the firmware's, or a kernel's that crashed
             return
-        if answer.get("ready"):
-            self._lose("the guest was booted again")
-            self.boots += 1
-            self._ready.set()
-        elif (running := self._requests.pop(answer["id"], None)) is not None:
-            running.finish(Done(answer["code"], answer["out"]))
+        match answer:
+            case {"ready": True}:
+                self._lose("the guest was booted again")
+                self.boots += 1
+                self._ready.set()
+            case {"id": int(number), "code": int(code), "out": str(out)}:
+                if (running := self._requests.pop(number, None)) is not None:
+                    running.finish(Done(code, out))
+            # Anything else is not the agent's: root in the guest may write here too.
 
     def _lose(self, reason: str) -> None:
         with self._lock:
@@ -296,3 +316,8 @@ class Machine:
     def run(self, *argv: str, **details: Any) -> Done:
         """`start`, and wait for its end."""
         return self.start(*argv, **details).wait()
+
+
+def _quoted(path: Path | str) -> str:
+    """As QEMU has it in the middle of an option."""
+    return str(path).replace(",", ",,")

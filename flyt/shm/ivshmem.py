@@ -30,7 +30,7 @@ UNCACHED, WRITE_COMBINING = "resource2", "resource2_wc"
 REGISTERS, INTERRUPTS = "resource0", "resource1"
 """BAR 1 holds the MSI-X table, which ivshmem-plain has not."""
 
-_SLOT = re.compile(r"(?:([0-9a-f]{4}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
+_SLOT = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
 _SIZE = re.compile(r"([0-9]{1,15})([KMGT]?)", re.IGNORECASE)
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
@@ -53,8 +53,13 @@ class Bar(NamedTuple):
     @property
     def registers_on_page(self) -> bool:
         """Whether BAR 0 begins where a page does, so that a mapping of its file begins with it."""
-        first = (self.folder / "resource").read_text().split(maxsplit=1)[0]
-        return int(first, 16) % mmap.PAGESIZE == 0
+        try:
+            first = (self.folder / "resource").read_text().split(maxsplit=1)[0]
+            return int(first, 16) % mmap.PAGESIZE == 0
+        except (OSError, ValueError, IndexError) as exc:  # the device was just removed, say
+            raise RegionError(
+                f"the device {self.slot} does not say where its registers are"
+            ) from exc
 
 
 def bars(sysfs: Path = SYSFS) -> list[Bar]:

@@ -258,6 +258,14 @@ def test_doctor_of_a_region_that_is_another(served: Any, tmp_path: Any) -> None:
     assert steps["probe"]["ok"], "inline it works all the same"
 
 
+def test_doctor_of_a_pci_device_that_is_not_there(served: Any) -> None:
+    code, steps = diagnosis(served, FLYT_REGION="pci:0000:ff:1f.7")
+    assert code == 1
+    assert "has not an ivshmem device at 0000:ff:1f.7" in steps["region"]["text"]
+    assert "/dev/shm" not in steps["region"]["text"]
+    assert steps["probe"]["ok"], "inline it works all the same"
+
+
 def test_doctor_of_a_backend_without_a_region(backend: Callable[..., Any]) -> None:
     one = backend(extra=["--no-region"])
     code, steps = diagnosis(one)

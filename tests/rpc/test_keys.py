@@ -72,6 +72,12 @@ def test_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
         read_pair(secret, "FLYT_KEY")
 
 
+def test_a_key_file_that_is_not_there(tmp_path: Path) -> None:
+    for read in (read_pair, read_public):
+        with pytest.raises(ConfigurationError, match=r"FLYT_KEY .*/none: No such file"):
+            read(str(tmp_path / "none"), "FLYT_KEY")
+
+
 def test_what_is_no_key_file(tmp_path: Path) -> None:
     public, *_ = make(str(tmp_path / "keys"), "client")
     with pytest.raises(ConfigurationError, match="holds no secret key"):

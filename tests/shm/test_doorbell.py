@@ -52,6 +52,16 @@ def test_registers_that_share_a_page(bar: Bar) -> None:
         Doorbell(bar, 1)
 
 
+@pytest.mark.parametrize("said", [None, b"", b"none of it", b"\xff"])
+def test_a_device_that_does_not_say_where_its_registers_are(bar: Bar, said: bytes | None) -> None:
+    path = bar.folder / "resource"
+    path.unlink()  # as when the device is removed
+    if said is not None:
+        path.write_bytes(said)
+    with pytest.raises(RegionError, match=r"0000:00:04\.0 .*registers"):
+        Doorbell(bar, 1)
+
+
 @pytest.mark.parametrize("size", [None, 0, mmap.PAGESIZE // 64])
 def test_registers_that_cannot_be_mapped(bar: Bar, size: int | None) -> None:
     path = bar.folder / "resource0"

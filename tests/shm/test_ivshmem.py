@@ -77,6 +77,12 @@ def test_one_of_several_is_chosen_by_slot_or_size(tree: Tree, spec: str) -> None
     assert ivshmem.find(spec, SIZE, tree.folder).slot == "0000:00:05.0"
 
 
+def test_a_domain_may_have_more_than_four_digits(tree: Tree) -> None:
+    tree.add("0000:00:04.0")
+    tree.add("10000:00:04.0")
+    assert ivshmem.find("pci:10000:00:04.0", SIZE, tree.folder).slot == "10000:00:04.0"
+
+
 @pytest.mark.parametrize("spec", ["pci:", "pci:4M"])
 def test_two_of_one_size_are_ambiguous(tree: Tree, spec: str) -> None:
     tree.add("0000:00:04.0")

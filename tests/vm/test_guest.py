@@ -10,7 +10,7 @@ import pytest
 
 from flyt.shm.layout import FrameState
 from tests.pair.raw import RegionView, eventually
-from tests.vm.conftest import JAILED, MIB, MORTAL_SIZE, Lab, port_of
+from tests.vm.conftest import HOST, JAILED, MIB, MORTAL_SIZE, Lab, port_of
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -135,6 +135,28 @@ def test_a_network_that_leads_to_one_port(lab: Lab) -> None:
     assert report["right"], report
     assert report["region"]
     assert report["warnings"] == []
+
+
+DOCTOR = """
+from flyt.cli import doctor
+del doctor.STEPS["probe"]  # under TCG its copies take long
+doctor.doctor(["--json"])
+"""
+
+
+def test_doctor_in_the_guest(lab: Lab) -> None:
+    env = {"FLYT_BACKEND": f"tcp://{HOST}:{port_of(lab.backend)}"}
+    done = lab.machine.run(code=DOCTOR, env=env)
+    assert done.code == 0, done.out
+    (text,) = (step["text"] for step in json.loads(done.out) if step["step"] == "region")
+    assert text.startswith("pci:0000:00:05.0, 32 MiB, seen by both sides; write-combining")
+
+    env |= {"FLYT_BACKEND": f"tcp://{HOST}:{port_of(lab.lone)}"}
+    done = lab.machine.run(code=DOCTOR, env=env)
+    assert done.code == 1
+    steps = json.loads(done.out[done.out.index("[\n") :])
+    (text,) = (step["text"] for step in steps if step["step"] == "region")
+    assert "several ivshmem devices have 16777216 bytes" in text
 
 
 KEYGEN = """

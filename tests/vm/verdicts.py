@@ -70,7 +70,7 @@ class Verdicts:
         for number, payload in enumerate(VERDICTS):
             file = folder.parent / f"payload{number}.py"
             file.write_text(payload)
-            self._ends.append(self._start(file, SECONDS))
+            self._ends.append(self._start(Path(file.name), SECONDS))
 
     def _start(self, payload: Path, seconds: str, *options: str) -> Future[tuple[int, str]]:
         command = [ROOT / "scripts" / "vm", "run", "--seconds", seconds, *options, payload]
@@ -79,9 +79,10 @@ class Verdicts:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            cwd=self.folder.parent,  # whence a relative path leads
             env={**os.environ, "FLYT_VENV": sys.prefix, "TMPDIR": str(self.folder)},
         )
-        self._stack.callback(script.kill)
+        self._stack.callback(script.terminate)  # its guest ends with it
 
         def end() -> tuple[int, str]:
             said, _ = script.communicate(timeout=LIMIT)
