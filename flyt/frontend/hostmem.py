@@ -31,6 +31,22 @@ class HostArgument(NamedTuple):
     owner: object = None
 
 
+def c_uint(value: Any) -> int:
+    """Flags, as a C ``unsigned int``.
+
+    Raises
+    ------
+    OverflowError
+        As ``cuda.bindings`` raises.
+    """
+    number = operator.index(value)
+    if number < 0:
+        raise OverflowError("can't convert negative value to unsigned int")
+    if number >> 32:
+        raise OverflowError("value too large to convert to unsigned int")
+    return number
+
+
 def size_t(value: Any) -> int:
     """A byte count, as a C ``size_t``.
 

@@ -50,6 +50,8 @@ _mremap.argtypes = (
     ctypes.c_void_p,
 )
 _mremap.restype = ctypes.c_void_p
+_mincore = _libc.mincore
+_mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
 _madvise = _libc.madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
@@ -65,6 +67,10 @@ _memset.restype = None
 _from_memory = ctypes.pythonapi.PyMemoryView_FromMemory
 _from_memory.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
 _from_memory.restype = ctypes.py_object
+
+
+_PAGES_AT_ONCE = 1 << 16
+"""Of `is_mapped`, which the kernel answers with a byte for each."""
 
 
 def _failure(what: str, address: int, size: int) -> Exception:
@@ -141,6 +147,19 @@ def exclude_from_fork(address: int, size: int) -> None:
     _check_range(address, size)
     if _madvise(address, size, MADV_DONTFORK) != 0:
         raise _failure("excluding from fork", address, size)
+
+
+def is_mapped(address: int, size: int) -> bool:
+    """Whether something is mapped at each of ``size`` > 0 bytes from ``address`` on."""
+    end = address + size
+    at = address // mmap.PAGESIZE * mmap.PAGESIZE
+    pages = ctypes.create_string_buffer(_PAGES_AT_ONCE)
+    while at < end:
+        step = min(end - at, _PAGES_AT_ONCE * mmap.PAGESIZE)
+        if _mincore(at, step, pages):
+            return False
+        at += step
+    return True
 
 
 def anonymous(size: int) -> int:

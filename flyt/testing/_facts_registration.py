@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+
 from cuda.bindings.runtime import cudaError_t, cudaMemoryType
 
 from flyt.testing._facts import Facts
@@ -43,6 +46,20 @@ def what_can_not_be_registered(lab: Lab) -> None:
     )
     for name, address, size in cases:
         lab.refused(lab.rt.cudaHostRegister(address, size, 0), INVALID_VALUE, name)
+
+
+@FACTS.fact("cudaHostRegister: of pages that are not mapped, or not all, nothing is registered")
+def what_is_not_mapped(lab: Lab) -> None:
+    memory = mmap.mmap(-1, 4 * HOST_PAGE)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    memory.resize(2 * HOST_PAGE)  # the rest is nobody's
+    for name, offset in (("behind the end", 2 * HOST_PAGE), ("across the end", HOST_PAGE)):
+        answer = lab.rt.cudaHostRegister(start + offset, 2 * HOST_PAGE, 0)
+        lab.refused(answer, INVALID_VALUE, name)
+        answer = lab.rt.cudaHostUnregister(start + offset)
+        lab.refused(answer, NOT_REGISTERED, f"unregistering {name}")
+    lab.ok(lab.rt.cudaHostRegister(start, 2 * HOST_PAGE, 0))
+    lab.ok(lab.rt.cudaHostUnregister(start))
 
 
 @FACTS.fact("cudaHostRegister: memory that overlaps a registration is already registered")

@@ -17,6 +17,7 @@ from cuda.bindings import driver, runtime
 from flyt.errors import DeviceError
 from flyt.frontend.hostmem import (
     HostArgument,
+    c_uint,
     check_destination,
     check_source,
     pointer,
@@ -259,3 +260,16 @@ def test_a_readonly_destination() -> None:
     with pytest.raises(DeviceError, match="read-only") as caught:
         check_destination(pointer(b"abc"), 1)
     assert caught.value.code == 1
+
+
+@pytest.mark.parametrize("value", [-1, 1 << 32, "x", 1 << 70], ids=str)
+def test_flags_convert_as_those_of_the_bindings(value: Any) -> None:
+    with pytest.raises(Exception) as theirs:
+        runtime.cudaStreamCreateWithFlags(value)
+    with pytest.raises(theirs.type):
+        c_uint(value)
+
+
+@pytest.mark.parametrize("value", [0, 1, (1 << 32) - 1, np.int64(3), True], ids=str)
+def test_flags_that_are_some(value: Any) -> None:
+    assert c_uint(value) == int(value)

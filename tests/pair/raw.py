@@ -274,6 +274,14 @@ class RawClient:
         """ATTACH with three frames of its own; any field may be replaced by a lie."""
         return self.answer(self.post_attach(**lies))
 
+    def attach_as_clients_do(self) -> m.Result:
+        """`attach` with other addresses, while those that were picked are in use on the other side."""
+        answer = self.attach()
+        while answer.status == m.Status.ADDRESS_TAKEN:
+            self.window = None
+            answer = self.attach()
+        return answer
+
     def post_attach(self, **lies: Any) -> int:
         if not self.table:
             self.table = self.take(3)

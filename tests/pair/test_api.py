@@ -50,6 +50,27 @@ def address(place: Any) -> int:
     return int(place.ctypes.data) if isinstance(place, np.ndarray) else int(place)
 
 
+WITH_FLAGS: dict[str, tuple[Any, ...]] = {
+    "cudaHostAlloc": (4096,),
+    "cudaHostRegister": (4096, 4096),
+    "cudaHostGetDevicePointer": (4096,),
+    "cudaEventCreateWithFlags": (),
+    "cudaEventRecordWithFlags": (0, 0),
+    "cudaStreamCreateWithFlags": (),
+    "cudaStreamWaitEvent": (0, 0),
+    "cudaStreamAddCallback": (0, 0, 0),
+    "cudaIpcOpenMemHandle": (real.cudaIpcMemHandle_t(),),
+}
+
+
+@pytest.mark.parametrize("value", [-1, 1 << 32, "x"])
+@pytest.mark.parametrize("name", WITH_FLAGS)
+def test_flags_that_no_c_int_holds(session: flyt.Session, name: str, value: Any) -> None:
+    for runtime in (real, cudart):  # the bindings convert before they ask for a driver
+        with pytest.raises(TypeError if value == "x" else OverflowError):
+            getattr(runtime, name)(*WITH_FLAGS[name], value)
+
+
 # --- the recordings ---
 
 

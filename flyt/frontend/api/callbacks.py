@@ -15,7 +15,7 @@ from flyt.errors import DeviceError
 from flyt.frontend import current
 from flyt.frontend.api.convention import INVALID_VALUE, Answer, cuda
 from flyt.frontend.api.handles import number_of, stream_of
-from flyt.frontend.hostmem import pointer
+from flyt.frontend.hostmem import c_uint, pointer
 
 HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 StreamCallback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
@@ -65,7 +65,7 @@ def cudaLaunchHostFunc(stream: Any, fn: Any, userData: Any) -> Answer:
 def cudaStreamAddCallback(stream: Any, callback: Any, userData: Any, flags: int) -> Answer:
     """`cudaLaunchHostFunc` for a ``void (*)(cudaStream_t, cudaError_t, void *)``, which is called
     after errors too, and gets them. ``flags`` must be 0."""
-    address, data = _address(callback), pointer(userData)
+    flags, address, data = c_uint(flags), _address(callback), pointer(userData)
     if flags:
         raise DeviceError(INVALID_VALUE, "cudaStreamAddCallback takes flags 0")
     handle = number_of(stream)

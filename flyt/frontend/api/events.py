@@ -12,6 +12,7 @@ from flyt.frontend import current
 from flyt.frontend.api.convention import INVALID_VALUE, Answer, cuda
 from flyt.frontend.api.handles import event_of, number_of, stream_of
 from flyt.frontend.current import thread
+from flyt.frontend.hostmem import c_uint
 
 _FLAGS = frozenset({0, 1, 2, 3, 6, 7})
 """BlockingSync 1, DisableTiming 2, Interprocess 4 only with 2 (read off an H100)."""
@@ -34,7 +35,7 @@ def cudaEventCreate() -> Answer:
 @cuda(1)
 def cudaEventCreateWithFlags(flags: int) -> Answer:
     """A new event; cudaEventDisableTiming makes it unfit for cudaEventElapsedTime."""
-    return _create(flags)
+    return _create(c_uint(flags))
 
 
 @cuda(0)
@@ -56,7 +57,7 @@ def cudaEventRecord(event: Any, stream: Any) -> Answer:
 @cuda(0)
 def cudaEventRecordWithFlags(event: Any, stream: Any, flags: int) -> Answer:
     """`cudaEventRecord`; flags other than 0 have a meaning in graphs only."""
-    session = current.current()
+    flags, session = c_uint(flags), current.current()
     session.connection.raise_deferred()
     if flags:
         raise DeviceError(INVALID_VALUE, "cudaEventRecordWithFlags takes flags 0 outside of graphs")

@@ -11,8 +11,9 @@ from flyt.errors import DeviceError
 from flyt.frontend import current, pinning
 from flyt.frontend.api.convention import INVALID_VALUE, Answer, cuda
 from flyt.frontend.current import thread
-from flyt.frontend.hostmem import check_source, pointer, size_t
+from flyt.frontend.hostmem import c_uint, check_source, pointer, size_t
 from flyt.frontend.pointers import Allocation, Space
+from flyt.shm.memory import is_mapped
 
 UNREGISTERED_DEVICE = -2
 NOT_SUPPORTED = 801
@@ -77,7 +78,7 @@ def cudaHostAlloc(size: int, flags: int) -> Answer:
     -----
     cudaErrorMemoryAllocation when the region is full. The memory is zeroed.
     """
-    return _host_alloc(size, flags)
+    return _host_alloc(size, c_uint(flags))
 
 
 @cuda(1)
@@ -90,7 +91,7 @@ def _host_alloc(size: int, flags: int) -> Answer:
     count = size_t(size)
     session = current.current()
     session.connection.raise_deferred()
-    if not 0 <= flags <= HOST_ALLOC_FLAGS:
+    if flags > HOST_ALLOC_FLAGS:
         raise DeviceError(INVALID_VALUE, f"cudaHostAlloc knows no flags {flags:#x}")
     return (pinning.allocate(session, count, flags, thread.device).address if count else 0,)
 
@@ -124,7 +125,7 @@ def cudaHostRegister(ptr: Any, size: int, flags: int) -> Answer:
     pageable memory: `cudaHostAlloc` spares that. It stays the caller's: it must not be unmapped
     before `cudaHostUnregister`.
     """
-    memory, count = pointer(ptr), size_t(size)
+    memory, count, flags = pointer(ptr), size_t(size), c_uint(flags)
     session = current.current()
     session.connection.raise_deferred()
     if not memory.address or not count or memory.address + count > ADDRESS_LIMIT:
@@ -132,6 +133,10 @@ def cudaHostRegister(ptr: Any, size: int, flags: int) -> Answer:
     if flags & ~HOST_REGISTER_FLAGS:
         raise DeviceError(INVALID_VALUE, f"cudaHostRegister can't do flags {flags:#x} here")
     check_source(memory, count)
+    if not is_mapped(memory.address, count):
+        raise DeviceError(
+            INVALID_VALUE, f"not all of the {count} bytes at {memory.address:#x} are mapped"
+        )
     block = Allocation(
         Space.PINNED, memory.address, count, thread.device, flags=flags, registered=True
     )
@@ -162,7 +167,7 @@ def cudaHostGetDevicePointer(pHost: Any, flags: int) -> Answer:
     Registered memory has none, and that is a deviation from CUDA: only this process maps it, so
     the GPU can't reach it, and the answer is cudaErrorNotSupported.
     """
-    address = pointer(pHost).address
+    address, flags = pointer(pHost).address, c_uint(flags)
     [place] = current.current().places(1, address)
     if flags or place.allocation is None or place.space != Space.PINNED:
         raise DeviceError(INVALID_VALUE, f"{address:#x} is no pinned memory, or flags are not 0")

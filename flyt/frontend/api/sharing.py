@@ -21,7 +21,7 @@ from flyt.errors import DeviceError
 from flyt.frontend import current
 from flyt.frontend.api.convention import INVALID_VALUE, Answer, cuda
 from flyt.frontend.api.handles import event_of
-from flyt.frontend.hostmem import pointer
+from flyt.frontend.hostmem import c_uint, pointer
 from flyt.frontend.sharing import HANDLE_BYTES
 
 
@@ -71,7 +71,7 @@ def cudaIpcOpenMemHandle(handle: Any, flags: int) -> Answer:
     cudaErrorDeviceUninitialized for the process's own, cudaErrorMapBufferObjectFailed when the
     address is taken here.
     """
-    session = current.current()
+    flags, session = c_uint(flags), current.current()
     session.connection.raise_deferred()
     if flags != cudaIpcMemLazyEnablePeerAccess:
         raise DeviceError(INVALID_VALUE, "flags have to be cudaIpcMemLazyEnablePeerAccess")

@@ -12,6 +12,7 @@ from flyt.frontend import current
 from flyt.frontend.api.convention import INVALID_VALUE, Answer, cuda
 from flyt.frontend.api.handles import event_of, number_of, stream_of
 from flyt.frontend.current import thread
+from flyt.frontend.hostmem import c_uint
 from flyt.frontend.session import Session
 from flyt.frontend.streams import NON_BLOCKING
 
@@ -40,13 +41,13 @@ def cudaStreamCreate() -> Answer:
 @cuda(1)
 def cudaStreamCreateWithFlags(flags: int) -> Answer:
     """A new stream; cudaStreamNonBlocking takes it out of the legacy stream's order."""
-    return _create(flags, 0)
+    return _create(c_uint(flags), 0)
 
 
 @cuda(1)
 def cudaStreamCreateWithPriority(flags: int, priority: int) -> Answer:
     """A new stream; a priority outside the device's range is clamped to it."""
-    return _create(flags, priority)
+    return _create(c_uint(flags), priority)
 
 
 @cuda(2)
@@ -81,7 +82,7 @@ def cudaStreamQuery(stream: Any) -> Answer:
 @cuda(0)
 def cudaStreamWaitEvent(stream: Any, event: Any, flags: int) -> Answer:
     """Make later work on a stream wait for the last record of an event."""
-    session = current.current()
+    flags, session = c_uint(flags), current.current()
     session.connection.raise_deferred()
     if flags:
         raise DeviceError(INVALID_VALUE, "cudaStreamWaitEvent takes flags 0 outside of graphs")
