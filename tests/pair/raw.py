@@ -275,7 +275,7 @@ class RawClient:
         return self.answer(self.post_attach(**lies))
 
     def attach_as_clients_do(self) -> m.Result:
-        """`attach` with other addresses, while those that were picked are in use on the other side."""
+        """`attach`, with other addresses while those that were picked are taken over there."""
         answer = self.attach()
         while answer.status == m.Status.ADDRESS_TAKEN:
             self.window = None
