@@ -168,25 +168,22 @@ static void rest(engine_t *engine, uint64_t seen) {
 
 static void *serve(void *argument) {
     engine_t *engine = argument;
-    for (;;) {
-        // Both before the look at the places, and acquire: what they tell of is found there.
-        int closing = atomic_load_explicit(&engine->closing, memory_order_acquire);
+    while (!atomic_load_explicit(&engine->closing, memory_order_relaxed)) {
+        // Before the look at the places. Acquire: the jobs that it counts are found there.
         uint64_t seen = atomic_load_explicit(&engine->posted, memory_order_acquire);
-        if (help(engine, NULL))
-            continue;
-        if (closing)
-            return NULL;
-        rest(engine, seen);
+        if (!help(engine, NULL))
+            rest(engine, seen);
     }
+    return NULL;
 }
 
 // Copies that are queued still get finished. No other call may be under way, or follow.
 void flyt_engine_close(engine_t *engine) {
     atomic_store(&engine->closing, 1);
     wake(engine, &engine->work);
-    while (help(engine, NULL)) // there may be no threads
+    while (help(engine, NULL))
         ;
-    for (int i = 0; i < engine->count; i++)
+    for (int i = 0; i < engine->count; i++) // each ends after the piece that it is at
         pthread_join(engine->threads[i], NULL);
     pthread_cond_destroy(&engine->work);
     pthread_cond_destroy(&engine->done);
