@@ -56,22 +56,23 @@ def default_threads(cores: int) -> int:
 class Job:
     """A copy that `CopyEngine.post` queued; what it reads and writes stays until it was waited for.
 
-    Who is interrupted twice may lose one: it ends before its own memory goes.
+    Who is interrupted twice may lose one: it ends before it is forgotten.
     """
 
-    __slots__ = ("_memory", "_wait")
+    __slots__ = ("_ticket", "_wait")
 
     def __init__(self, native: Native, handle: int) -> None:
-        self._memory = ctypes.create_string_buffer(native.engine_job_size)
+        self._ticket = ctypes.create_string_buffer(native.engine_job_size)
         self._wait: Callable[[], object] = functools.partial(
-            native.engine_wait, handle, self._memory
+            native.engine_wait, handle, self._ticket
         )
 
     def begin(
         self, native: Native, handle: int, dst: int, src: int, size: int, *, streams: bool
     ) -> None:
-        """To be called once."""
-        native.engine_post(handle, self._memory, dst, src, size, PIECE, streams)
+        """To be called once. Where the engine has no place for it, the copy is made here."""
+        if not native.engine_post(handle, self._ticket, dst, src, size, PIECE, streams):
+            (native.stream if streams else memory.copy)(dst, src, size)
 
     def wait(self) -> None:
         """Help until it is complete; at once if it was waited for, or has not begun."""

@@ -33,7 +33,7 @@ _QUICK = {
     "flyt_ring_wake": (None, (_ADDRESS,)),
     "flyt_engine_job_size": (ctypes.c_size_t, ()),
     "flyt_engine_post": (
-        None,
+        ctypes.c_int,
         (*[_ADDRESS] * 4, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int),
     ),
     "flyt_express_size": (ctypes.c_size_t, ()),
