@@ -117,7 +117,7 @@ class ExpressLink:
         self._connection = connection
         self._inflight, self._flow = connection.inflight, connection.flow
         self._wire, self._native = wire, native
-        commands, replies = wire.rings
+        commands, replies = self._commands, _ = wire.rings
         link = self.link = Link(shut=1, credits=connection.flow.credits)
         link.commands, link.commands_written, link.command_places = commands.place
         link.replies, link.replies_read, link.reply_places = replies.place
@@ -247,6 +247,12 @@ class ExpressLink:
     def answered(self, first: int, count: int) -> None:
         """Python has read the answer to these commands: their places in the ring are free."""
         self._answered(self.at, first, count)
+
+    def rouse(self) -> None:
+        """Something comes soon: wake the reader of commands now, if it sleeps."""
+        with self._connection.lock:
+            if self._connection.lost is None and (asleep := self._commands.sleeper()):
+                self.wake(asleep)
 
     # --- after the library has sent a command ---
 

@@ -36,15 +36,22 @@ class Rows(NamedTuple):
         """Bytes in all the rows."""
         return self.width * self.height
 
-    def parts(self, limit: int) -> Iterator[Rows]:
-        """Cut into parts of at most ``limit`` bytes: whole rows, or pieces of a longer row."""
+    def parts(self, limit: int, first: int = 0) -> Iterator[Rows]:
+        """Cut into parts of at most ``limit`` bytes: whole rows, or pieces of a longer row.
+
+        Of one long row the first piece has ``first`` bytes at most, if that is given, and each of
+        the next ones twice as many as the one before it.
+        """
         host, host_pitch, device, device_pitch, width, height = self
         if width > limit or height == 1:
+            piece = min(first, limit) if first and height == 1 else limit
             for row in range(height):
-                for at in range(0, width, limit):
-                    length = min(limit, width - at)
+                at = 0
+                while at < width:
+                    length = min(piece, width - at)
                     to, origin = device + row * device_pitch + at, host + row * host_pitch + at
                     yield Rows(origin, length, to, length, length, 1)
+                    at, piece = at + length, min(2 * piece, limit)
             return
         together = limit // width
         for row in range(0, height, together):

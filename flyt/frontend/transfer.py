@@ -12,6 +12,7 @@ from typing import ClassVar, NamedTuple
 
 from flyt.frontend import rows
 from flyt.frontend.connection import Connection
+from flyt.frontend.copy_commands import copy_in, copy_out, copy_rows
 from flyt.frontend.inflight import Command
 from flyt.frontend.pointers import Place, Space
 from flyt.frontend.rows import Row, Rows
@@ -19,7 +20,7 @@ from flyt.frontend.scheduling import Scheduler
 from flyt.frontend.statistics import Statistics
 from flyt.frontend.streams import Stream
 from flyt.frontend.users import Users
-from flyt.frontend.ways import Way, copy_in, copy_out, copy_rows
+from flyt.frontend.ways import Way
 from flyt.rpc import messages as m
 from flyt.shm import memory
 from flyt.shm.copy import CopyEngine

@@ -15,18 +15,22 @@ import numpy as np
 
 from flyt.errors import DeviceError
 from flyt.frontend.connection import Connection
-from flyt.frontend.inflight import Make, Pending
+from flyt.frontend.copy_commands import copied_in, copied_out, pulled, pushed
+from flyt.frontend.inflight import Pending
 from flyt.frontend.rows import Row, Rows, move
 from flyt.frontend.staging import Slot, StagingSlots
 from flyt.frontend.staging_ring import StagingRing
 from flyt.frontend.statistics import Statistics
 from flyt.frontend.streams import Stream
-from flyt.rpc import messages as m
 from flyt.shm import memory
-from flyt.shm.copy import CopyEngine, Job
+from flyt.shm.copy import PARALLEL_FROM, CopyEngine, Job
 
 INLINE_DEPTH = 4
 """Inline payloads in flight: enough to hide a round trip, few enough to leave room for others."""
+
+FIRST_BYTES = PARALLEL_FROM
+"""Of a long copy: its DMA begins when so much is in a slot, and goes on while the next ones, each
+twice as large, are filled."""
 
 FILLING = 2
 """Slots that are filled at once: while the first one's last pieces are under way the engine's
@@ -80,8 +84,10 @@ class StagedWay:
             return
         filling: collections.deque[_Flight] = collections.deque()
         flight: _Flight | None = None
+        if (link := self._connection.link) is not None:
+            link.rouse()
         try:
-            for part in rows.parts(self._slots.size):
+            for part in rows.parts(self._slots.size, FIRST_BYTES):
                 flight = _Flight(part)
                 while filling and not self._slots.try_take(flight.held):
                     # Whoever fills a slot must not wait for another: all threads may.
@@ -110,7 +116,7 @@ class StagedWay:
         slot, size = flight.held[0], flight.part.size
         self._engine.wait(flight.jobs)
         pending = self._connection.submit(
-            _in(flight.part, slot.at, self._pid, stream),
+            copied_in(flight.part, slot.at, self._pid, stream),
             size=size,
             pages=(slot.at, size),
             finish=_giver(self._slots, slot),
@@ -132,7 +138,7 @@ class StagedWay:
                         memory.copy(slot.address, rows.host, size)
                     else:
                         _gather(slot.address, rows)
-                    pages, make = (slot.at, size), _in(rows, slot.at, self._pid, stream)
+                    pages, make = (slot.at, size), copied_in(rows, slot.at, self._pid, stream)
                     try:
                         connection.submit(
                             make, size=size, pages=pages, posted=True, stream=stream, sent=sent
@@ -190,7 +196,7 @@ class StagedWay:
     def _request(self, flight: _Flight, stream: Stream) -> None:
         at, size = flight.held[0].at, flight.part.size
         self._connection.submit(
-            _out(flight.part, at, self._pid, stream),
+            copied_out(flight.part, at, self._pid, stream),
             size=size,
             pages=(at, size),
             stream=stream,
@@ -245,7 +251,7 @@ class InlineWay:
                 self._settle(flying.popleft())
             flying.append(
                 self._connection.submit(
-                    _push(part, stream), size=part.size, stream=stream, payload=_packed(part)
+                    pushed(part, stream), size=part.size, stream=stream, payload=_packed(part)
                 )
             )
         while flying:
@@ -259,7 +265,7 @@ class InlineWay:
         while part is not None or flying:
             while part is not None and len(flying) < INLINE_DEPTH:
                 pending = self._connection.submit(
-                    _pull(part, stream), size=part.size, stream=stream
+                    pulled(part, stream), size=part.size, stream=stream
                 )
                 flying.append((pending, part))
                 part = next(parts, None)
@@ -286,42 +292,6 @@ def _scatter(part: Rows, packed: int) -> None:
     move(Row(part.host, part.host_pitch), Row(packed, part.width), part.width, part.height)
 
 
-def copy_in(
-    address: int, index: int, size: int, pid: int, stream: Stream
-) -> Callable[[int], m.CopyIn]:
-    """From the window to the device."""
-    return lambda number: m.CopyIn(number, address, index, size, pid, stream.number)
-
-
-def copy_out(
-    address: int, index: int, size: int, pid: int, stream: Stream
-) -> Callable[[int], m.CopyOut]:
-    """From the device to the window."""
-    return lambda number: m.CopyOut(number, address, index, size, pid, stream.number)
-
-
-def copy_rows(
-    way: m.Way, to: Row, origin: Row, width: int, height: int, pid: int, stream: Stream
-) -> Callable[[int], m.CopyRows]:
-    """Rows between the window and the device, or on the device."""
-    return lambda number: m.CopyRows(number, way, *to, *origin, width, height, pid, stream.number)
-
-
-def _in(part: Rows, index: int, pid: int, stream: Stream) -> Make:
-    """From a packed part in the window to its place on the device."""
-    if part.height == 1:
-        return copy_in(part.device, index, part.width, pid, stream)
-    to, origin = Row(part.device, part.device_pitch), Row(index, part.width)
-    return copy_rows(m.Way.IN, to, origin, part.width, part.height, pid, stream)
-
-
-def _out(part: Rows, index: int, pid: int, stream: Stream) -> Make:
-    if part.height == 1:
-        return copy_out(part.device, index, part.width, pid, stream)
-    to, origin = Row(index, part.width), Row(part.device, part.device_pitch)
-    return copy_rows(m.Way.OUT, to, origin, part.width, part.height, pid, stream)
-
-
 def _packed(part: Rows) -> bytes:
     if part.height == 1:
         return bytes(memory.view(part.host, part.width))
@@ -332,19 +302,3 @@ def _packed(part: Rows) -> bytes:
 
 def _giver(slots: StagingSlots, slot: Slot) -> Callable[[Pending], None]:
     return lambda _: slots.give(slot)
-
-
-def _push(part: Rows, stream: Stream) -> Make:
-    if part.height == 1:
-        return lambda number: m.Push(number, part.device, part.width, stream.number)
-    return lambda number: m.PushRows(
-        number, part.device, part.device_pitch, part.width, part.height, stream.number
-    )
-
-
-def _pull(part: Rows, stream: Stream) -> Make:
-    if part.height == 1:
-        return lambda number: m.Pull(number, part.device, part.width, stream.number)
-    return lambda number: m.PullRows(
-        number, part.device, part.device_pitch, part.width, part.height, stream.number
-    )

@@ -58,6 +58,7 @@ COMMAND_RING = 4096
 REPLY_RING = 40_960
 """Where in the control page the ring of replies begins."""
 RING_HEADER = 192
+RING_ASLEEP = 128
 """Three words, each in a cache line of its own: written, taken, asleep."""
 RING_ENTRY = 128
 """Bytes of one message's place: most commands and replies have under 60."""

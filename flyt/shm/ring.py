@@ -15,7 +15,7 @@ import ctypes
 
 from flyt.environment import RING
 from flyt.errors import RegionError
-from flyt.shm import layout
+from flyt.shm import layout, memory
 from flyt.shm.native import Native, native
 
 LARGEST = layout.RING_ENTRY - 4
@@ -26,6 +26,7 @@ ELSEWHERE = b""
 
 _EMPTY, _FULL = -1, -3
 _MORE = 1 << 32
+_SLEEPS = (1 << 63) - 1
 
 
 def usable() -> Native | None:
@@ -70,6 +71,11 @@ class RingWriter(_End):
     def written(self) -> int:
         """Messages published so far."""
         return int(self._position.value)
+
+    def sleeper(self) -> int:
+        """The number of the reader's sleep that nobody has ended yet; 0 while it is awake."""
+        asleep = memory.load_word(self._address + layout.RING_ASLEEP) & _SLEEPS
+        return 0 if asleep == self.woken else asleep
 
     def room(self) -> int:
         """How many messages fit now.

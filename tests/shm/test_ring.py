@@ -93,6 +93,20 @@ def test_a_message_that_does_not_fit(ends: tuple[RingWriter, RingReader]) -> Non
     assert ends[1].read() is None
 
 
+def test_a_sleeper_is_seen_until_it_was_woken(ends: tuple[RingWriter, RingReader]) -> None:
+    writer, reader = ends
+    assert writer.sleeper() == 0
+    assert reader.fall_asleep()
+    assert (number := writer.sleeper()) > 0
+    writer.woken = number
+    assert writer.sleeper() == 0
+    reader.wake_up()
+    assert reader.fall_asleep()
+    assert writer.sleeper() not in (0, number), "another sleep"
+    assert writer.write(b"x") is True
+    assert writer.sleeper() == 0
+
+
 def test_a_sleeper_is_woken_once_for_each_sleep(ends: tuple[RingWriter, RingReader]) -> None:
     writer, reader = ends
     assert writer.write(b"1") is False
