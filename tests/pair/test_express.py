@@ -19,6 +19,7 @@ import pytest
 
 import flyt
 import flyt as cudart
+from flyt.frontend.ways import StagedWay
 from flyt.rpc import messages as m
 from flyt.shm import ring
 from tests.pair.raw import LIMIT, RawClient, session_of
@@ -192,6 +193,34 @@ def test_posts_in_flight_never_show_an_older_byte(session: flyt.Session, device:
         if number % 50 == 0:
             assert cudart.cudaMemcpy(back, device, SIZE, D2H) == (0,)
             assert (back == number & 0xFF).all()
+
+
+@needs_rings
+def test_a_long_copy_wakes_the_worker_before_its_first_byte(
+    session: flyt.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 8 << 20
+    device, data = cudart.cudaMalloc(size)[1], np.arange(size // 8).view(np.uint8)
+    assert cudart.cudaDeviceSynchronize() == (0,)
+    asleep = []
+    commands = session.connection._wire.rings[0]
+    deadline = time.monotonic() + LIMIT
+    while not commands.sleeper() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert commands.sleeper(), "the worker never sleeps"
+    pack = StagedWay._pack
+
+    def packs(way: StagedWay, flight: Any) -> None:
+        asleep.append(commands.sleeper())
+        pack(way, flight)
+
+    monkeypatch.setattr(StagedWay, "_pack", packs)
+    assert cudart.cudaMemcpy(device, data, size, H2D) == (0,)
+    assert asleep[0] == 0
+    assert len(asleep) > 1, "one part alone"
+    back = np.zeros_like(data)
+    assert cudart.cudaMemcpy(back, device, size, D2H) == (0,)
+    assert np.array_equal(back, data)
 
 
 def test_threads_share_the_short_way(session: flyt.Session) -> None:

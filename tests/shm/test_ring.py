@@ -97,7 +97,8 @@ def test_a_sleeper_is_seen_until_it_was_woken(ends: tuple[RingWriter, RingReader
     writer, reader = ends
     assert writer.sleeper() == 0
     assert reader.fall_asleep()
-    assert (number := writer.sleeper()) > 0
+    number = writer.sleeper()
+    assert number > 0
     writer.woken = number
     assert writer.sleeper() == 0
     reader.wake_up()
