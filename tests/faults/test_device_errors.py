@@ -137,7 +137,7 @@ def test_it_reaches_its_client_alone(
     code, nth = CODES[operation], RARE.get(operation, NTH)
     served = backend(size="16M", device_options=f"fault={operation}:{code}:{nth}")
     with RawClient(served.endpoint) as other:
-        assert other.attach().status == 0
+        assert other.attach_as_clients_do().status == 0
         block, index = other.malloc(SIZE), other.geometry.page_size
         other.bytes_at(index, SIZE)[:] = b"\x5a" * SIZE
         assert other.call(m.CopyIn, block, index, SIZE, other.pid).status == 0

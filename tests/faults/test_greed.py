@@ -251,7 +251,7 @@ def test_a_superblock_that_a_client_overwrote(served: Any, honest: Honest) -> No
         for damage in (bytes(SIZE), os.urandom(SIZE), right[:8] + bytes(SIZE - 8)):
             os.pwrite(region.fileno(), damage, 0)
             with RawClient(served.endpoint) as newcomer:  # its constructor reads the superblock
-                assert newcomer.attach().status == 0
+                assert newcomer.attach_as_clients_do().status == 0
             assert os.pread(region.fileno(), SIZE, 0) == right
     assert "overwritten the superblock" in served.log
 
