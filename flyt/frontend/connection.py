@@ -342,6 +342,8 @@ class Connection:
         if self._closed:  # its descriptors are closed, and their numbers another file's by now
             return
         self._closed = True
+        if self.link is not None:
+            self.link.end()
         self.lock = ShieldedLock()  # another thread of the parent may have held it
         self._wire.close_in_child()
         os.close(self.room.descriptor)
