@@ -178,12 +178,12 @@ class ExpressLink:
             return
         flow, inflight, connection = self._flow, self._inflight, self._connection
         is_idle = not len(inflight)
-        if link.last_id > inflight.last_id:
+        # Not max(): between its arguments and the store a handler could come, and send.
+        if link.last_id > inflight.last_id:  # noqa: PLR1730
             inflight.last_id = link.last_id
-        if link.sent > flow.sent:
+        if link.sent > flow.sent:  # noqa: PLR1730
             flow.sent = link.sent
-        if link.taken > flow.taken:
-            flow.taken = link.taken
+        flow.taken = max(flow.taken, link.taken)
         flow.heard = max(flow.heard, link.heard / 1e9)
         for number in range(link.first, link.first + link.count):
             note = link.note[number % NOTES]

@@ -70,9 +70,7 @@ class Ends:
     def out(self, host: int, size: int = 64, *, wait: bool = True, patience: int = MOMENT) -> int:
         """A copy from the device."""
         return int(
-            self.library.express_out(
-                self.at, host, BLOCK, size, OF_MEMORY, wait, patience, 1, CALL
-            )
+            self.library.express_out(self.at, host, BLOCK, size, OF_MEMORY, wait, patience, 1, CALL)
         )
 
     def fill(self, size: int = 64, at: int = 0) -> int:

@@ -224,7 +224,9 @@ def test_a_forked_child_in_the_middle_of_a_copy(session: flyt.Session) -> None:
     data = np.ones(64, np.uint8)
     child = os.fork()
     if not child:
-        went = express.to_device(block, data.ctypes.data, 64, 0, 0) or express.fill(block, 1, 8, 0, 0)
+        went = express.to_device(block, data.ctypes.data, 64, 0, 0) or express.fill(
+            block, 1, 8, 0, 0
+        )
         os._exit(17 if not went else 1)
     deadline = time.monotonic() + LIMIT
     done, status = os.waitpid(child, os.WNOHANG)
@@ -237,3 +239,51 @@ def test_a_forked_child_in_the_middle_of_a_copy(session: flyt.Session) -> None:
     assert done
     assert os.waitstatus_to_exitcode(status) == 17
     assert (_bytes_of(block) == 0).all()
+
+
+def _lock_of(part: Any) -> Any:
+    return part._lock if hasattr(part, "_lock") else part._mutex
+
+
+@pytest.mark.parametrize("part", ["counts", "users", "_slots", "_engine"])
+def test_while_a_lock_is_held(session: flyt.Session, part: str) -> None:
+    """The small locks, inside which signals are not held back, do not stop their own thread."""
+    block, data = _block(1 << 20), np.ones(1 << 20, np.uint8)
+    codes: list[Any] = []
+
+    def work() -> None:
+        with _lock_of(getattr(session, part)):
+            codes.append(cudart.cudaMemcpy(block, data, 1 << 20, H2D))
+            codes.append(cudart.cudaMemcpy(data, block, 1 << 20, D2H))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(LIMIT)
+    assert codes == [(0,), (0,)]
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_a_call_and_an_interrupt_while_a_command_is_sent(
+    session: flyt.Session, monkeypatch: pytest.MonkeyPatch, sent: bool
+) -> None:
+    """Whether it went out is told from whether the call within it sent anything."""
+    block, wire = _block(), session.connection._wire
+    send = wire.send
+    codes: list[Any] = []
+
+    def interrupted(frames: Any) -> bool:
+        monkeypatch.undo()
+        if sent:
+            send(frames)
+        codes.append(cudart.cudaMemset(block, 7, SIZE))
+        raise KeyboardInterrupt
+
+    before = session.connection.flow.sent
+    monkeypatch.setattr(wire, "send", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        session.connection.submit(m.Ping, posted=True)
+    with session.connection.lock:
+        assert session.connection.flow.sent == before + 1 + sent
+    assert codes == [(0,)]
+    assert (_bytes_of(block) == 7).all()
+    assert flyt.inflight() == []
