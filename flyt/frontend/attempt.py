@@ -50,12 +50,12 @@ class Attempt:
         self._inflight.add(pending)
         self._flow.sent += 1
 
-    def undo(self, pending: Pending) -> None:
-        """It was not sent, however far `begin` came."""
-        self._flow.sent = self._sent
-        if self._stream is not None:
+    def undo(self, pending: Pending, others: int) -> None:
+        """It was not sent, however far `begin` came; ``others`` were meanwhile, by this thread."""
+        self._flow.sent = self._sent + others
+        if self._stream is not None and self._stream.last is pending:
             self._stream.last = self._last
-        if self._event is not None:
+        if self._event is not None and self._event.record is pending:
             self._event.record = self._record
         if self._told is not None:
             self._told.clear()

@@ -150,14 +150,16 @@ class Connection:
         if not len(self.inflight):
             self.flow.heard = time.monotonic()  # an idle session's silence means nothing
         attempt = Attempt(self.inflight, self.flow, stream, event, sent)
-        handed = self._wire.handed
+        handed, outer, self.flow.within = self._wire.handed, self.flow.within, 0
         try:
             attempt.begin(pending)
             alive = self._wire.send(frames)
         except BaseException:  # a handler's, of a signal that another thread got: see the shield
-            if self._wire.handed == handed:
-                attempt.undo(pending)
+            if self._wire.handed == handed + self.flow.within:
+                attempt.undo(pending, self.flow.within)
             raise
+        finally:
+            self.flow.within = outer + self._wire.handed - handed
         if not alive:
             self.ended()
         self.flow.count(pending.posted)

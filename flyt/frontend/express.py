@@ -10,7 +10,7 @@ the same messages in the same order.
 
 from __future__ import annotations
 
-from threading import get_ident
+import itertools
 from typing import TYPE_CHECKING
 
 from flyt.frontend.express_link import Area, ExpressLink
@@ -22,8 +22,9 @@ from flyt.shm.native import Native, native
 if TYPE_CHECKING:
     from flyt.frontend.session import Session
 
-ELSEWHERE, SENT, LOOK = -1, -2, -3
-"""What the library answers beside 0, and the sleep of a worker that has to be woken."""
+ELSEWHERE, LOOK, SENT = -1, -2, -3
+"""What the library answers beside 0, and the sleep of a worker that has to be woken; below `SENT`,
+as far as the number of the command that has to be waited for."""
 
 _OF_MEMORY = -1
 """No stream's number: the legacy stream of the memory's device."""
@@ -58,6 +59,7 @@ class Express:
         self._in, self._out = library.express_in, library.express_out
         self._fill = library.express_fill
         self._at, self._state = link.at, link.link
+        self._calls = itertools.count(1)
         with connection.lock:
             link.begin(session.pid, area, self._streams, session.counts)
             session.pointers.mirror(link)
@@ -112,20 +114,20 @@ class Express:
         number = device if 0 <= handle <= LEGACY_EXPLICIT else self._number(handle, device)
         if number is None:
             return False
-        link, state, me = self._link, self._state, get_ident()
+        link, state, call = self._link, self._state, next(self._calls)
         try:
             with self._raw:
                 try:
                     said = self._out(
                         self._at, host, address, size, number, device < 0, link.hold_ns,
-                        link.polite, me,
+                        link.polite, call,
                     )  # fmt: skip
                     if not said:
                         return True
                     if said == ELSEWHERE:
                         return False
                     pending = self._see_to(said)
-                    has_cell = state.reader and state.owner == me
+                    has_cell = state.reader and state.owner == call
                 except BaseException:
                     link.nudge()
                     raise
@@ -134,7 +136,7 @@ class Express:
             elif pending is not None:
                 self._end(pending)
         except BaseException:
-            self._leave(me)
+            self._leave(call)
             raise
         return True
 
@@ -168,14 +170,19 @@ class Express:
     def _see_to(self, said: int) -> Pending | None:
         """After a command went out: what is left to do, and the command, if it has to be waited
         for and no answer to it was read."""
-        link, state = self._link, self._state
+        link, connection = self._link, self._connection
         with self._lock:
-            asleep = state.asleep if said == SENT else max(said, 0)
+            asleep = self._state.asleep if said < SENT else max(said, 0)
             if asleep:
                 link.wake(asleep)
             if said == LOOK:
-                self._connection.drain()
-            return self._connection.inflight.get(state.waits) if said == SENT else None
+                connection.drain()
+            pending = connection.inflight.get(SENT - said) if said < SENT else None
+            if pending is not None:
+                pending.posted = False
+            elif said < SENT and connection.lost is not None:
+                raise connection.lost
+            return pending
 
     # --- inside, without it ---
 
@@ -183,6 +190,7 @@ class Express:
         if not pending.done or pending.ended:
             self._connection.wait(pending)
         checked(pending)
+        self._connection.raise_deferred()
 
     def _await(self, pending: Pending | None, host: int, size: int) -> None:
         """The answer to a copy by way of the cell takes longer, or is an error."""
@@ -197,11 +205,11 @@ class Express:
         if pending is not None:
             checked(pending)
 
-    def _leave(self, thread: int) -> None:
-        """After an interrupt, or the session's end: the cell, if this thread has it, is free when
+    def _leave(self, call: int) -> None:
+        """After an interrupt, or the session's end: the cell, if this call has it, is free when
         the answer is there."""
         with self._lock:
-            if not self._state.reader or self._state.owner != thread:
+            if not self._state.reader or self._state.owner != call:
                 return
             pending = self._connection.inflight.get(self._state.reader)
             if pending is None or pending.done:

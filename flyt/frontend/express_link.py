@@ -5,7 +5,8 @@
 it notes them. Whoever takes the connection's lock for anything else first has the tables brought up
 to date with these notes (`ExpressLink.absorb`), and gives what the library goes by back when it
 leaves (`ExpressLink.lend`). So the tables are right wherever Python looks at them, and a program
-that only copies never fills them.
+that only copies never fills them. Between the two the short way is shut: a finalizer, or a
+signal's handler, may make a call in the middle of another one's.
 """
 
 from __future__ import annotations
@@ -35,6 +36,12 @@ NOWHERE = (1 << 64) - 1
 _CODES = {kind: code for code, kind in m.COMMAND_CODES.items()}
 COPY_IN, COPY_OUT, FILL = (_CODES[kind] for kind in (m.CopyIn, m.CopyOut, m.Memset))
 _NAMES = {COPY_IN: "CopyIn", COPY_OUT: "CopyOut", FILL: "Memset"}
+_COUNTED = (
+    ("staged_h2d_bytes", "staged_in"),
+    ("staged_d2h_bytes", "staged_out"),
+    ("pinned_h2d_bytes", "pinned_in"),
+    ("pinned_d2h_bytes", "pinned_out"),
+)
 
 
 def _words(*names: str) -> list[tuple[str, type[ctypes.c_uint64]]]:
@@ -50,7 +57,7 @@ class _Held(ctypes.Structure):
 
 
 class _Note(ctypes.Structure):
-    _fields_ = _words("id", "code", "size", "index", "stream", "issued", "posted", "answered")
+    _fields_ = _words("id", "code", "size", "index", "stream", "issued", "answered")
 
 
 class Link(ctypes.Structure):
@@ -62,7 +69,7 @@ class Link(ctypes.Structure):
         *_words("last_id", "sent", "taken", "credits", "woken"),
         *_words("news", "base", "first", "count", "rows", "heard", "posts", "calls"),
         *_words("staged_in", "staged_out", "pinned_in", "pinned_out"),
-        *_words("waits", "asleep", "since"),
+        *_words("asleep", "since"),
         *_words("ring", "ring_index", "ring_size", "head", "tail", "holds", "freed"),
         *_words("cell", "cell_index", "cell_size", "reader", "owner"),
         *_words("blocks", "block_count", "block_room"),
@@ -116,6 +123,7 @@ class ExpressLink:
     def __init__(self, connection: Connection, native: Native, wire: Wire) -> None:
         self._connection = connection
         self._inflight, self._flow = connection.inflight, connection.flow
+        self._commands = connection.inflight.commands
         self._wire, self._native = wire, native
         commands, replies = self._commands, _ = wire.rings
         link = self.link = Link(shut=1, credits=connection.flow.credits)
@@ -162,15 +170,21 @@ class ExpressLink:
     # --- the tables, for the lock ---
 
     def absorb(self) -> None:
-        """Bring the tables up to date. Whoever is interrupted in here does it once more."""
+        """Bring the tables up to date. Whoever is interrupted in here does it once more; if it was
+        by a call that has done it meanwhile, the rest changes nothing."""
         link = self.link
+        link.shut = 1
         if not link.news:
             return
         flow, inflight, connection = self._flow, self._inflight, self._connection
         is_idle = not len(inflight)
-        flow.sent, flow.taken = link.sent, max(flow.taken, link.taken)
+        # Not max(): between its arguments and the store a handler could come, and send.
+        if link.last_id > inflight.last_id:  # noqa: PLR1730
+            inflight.last_id = link.last_id
+        if link.sent > flow.sent:  # noqa: PLR1730
+            flow.sent = link.sent
+        flow.taken = max(flow.taken, link.taken)
         flow.heard = max(flow.heard, link.heard / 1e9)
-        inflight.last_id = link.last_id
         for number in range(link.first, link.first + link.count):
             note = link.note[number % NOTES]
             if is_idle:
@@ -181,13 +195,8 @@ class ExpressLink:
         for row in link.row[: link.rows]:
             connection.succeeded(row.first, row.count)
         if self._counts is not None:
-            for name, size in (
-                ("staged_h2d_bytes", link.staged_in),
-                ("staged_d2h_bytes", link.staged_out),
-                ("pinned_h2d_bytes", link.pinned_in),
-                ("pinned_d2h_bytes", link.pinned_out),
-            ):
-                if size:
+            for name, field in _COUNTED:
+                if size := getattr(link, field):
                     self._counts.add(name, size)
         flow.posts += link.posts
         flow.calls += link.calls
@@ -198,19 +207,26 @@ class ExpressLink:
         if pending is None:
             pages = (note.index, note.size) if note.code != FILL else (0, 0)
             pending = Pending(note.id, _NAMES[note.code], note.size, pages)
-            pending.issued, pending.posted = note.issued / 1e9, bool(note.posted)
-            self._inflight.add(pending)
+            pending.issued, pending.posted = note.issued / 1e9, True  # until its caller waits
+            if not self.link.news:
+                return  # it was told meanwhile, and perhaps answered
+            self._commands[pending.id] = pending
         stream = self._streams.numbered(note.stream) if self._streams is not None else None
-        if stream is not None:
+        if stream is not None and (stream.last is None or stream.last.id < pending.id):
             stream.last = pending
 
-    def lend(self) -> None:
-        """Let the library go on from where the tables are, if nothing has to be seen to first."""
-        link, connection = self.link, self._connection
+    def _tell(self) -> None:
+        """How far the tables are."""
+        link = self.link
         link.last_id, link.sent, link.taken = (
             self._inflight.last_id, self._flow.sent, self._flow.taken,
         )  # fmt: skip
-        link.shut = (
+
+    def lend(self) -> None:
+        """Let the library go on from where the tables are, if nothing has to be seen to first."""
+        connection = self._connection
+        self._tell()
+        self.link.shut = (
             self._ended
             or connection.lost is not None
             or connection.deferred is not None
@@ -224,7 +240,7 @@ class ExpressLink:
         """Take note of the plain answers that are next in the ring; whether there were any."""
         if self._ended or not self._wire.is_plain:
             return False
-        self.lend()
+        self._tell()
         try:
             return bool(self._read(self.at))
         finally:
@@ -237,7 +253,7 @@ class ExpressLink:
             if pending.done or connection.lost is not None or connection.room.is_led:
                 return pending.done
             if self._wire.is_plain and not self._ended:
-                self.lend()
+                self._tell()
                 try:
                     self._wait_for(self.at, pending.id, self.hold_ns, self.polite)
                 finally:

@@ -19,17 +19,19 @@ class Flow:
     credits : int
     sent, taken : int
         Commands so far.
+    within : int
+        Of these, those of calls within the one that is being sent: a handler's, or a finalizer's.
     calls, posts : int
         Commands by whether somebody waits for their answer.
     heard : float
         When the backend was heard last (`time.monotonic`).
     """
 
-    __slots__ = ("calls", "credits", "heard", "posts", "sent", "taken")
+    __slots__ = ("calls", "credits", "heard", "posts", "sent", "taken", "within")
 
     def __init__(self, credits: int) -> None:  # noqa: A002 - what the protocol calls them
         self.credits = credits
-        self.sent = self.taken = self.calls = self.posts = 0
+        self.sent = self.taken = self.calls = self.posts = self.within = 0
         self.heard = time.monotonic()
 
     def count(self, posted: bool) -> None:

@@ -79,10 +79,16 @@ class InflightCommand:
 
 
 class InflightTable:
-    """Commands by id. Guarded by the connection's lock."""
+    """Commands by id. Guarded by the connection's lock.
+
+    Attributes
+    ----------
+    commands : dict
+        In the order in which they were sent.
+    """
 
     def __init__(self) -> None:
-        self._pending: dict[int, Pending] = {}
+        self.commands: dict[int, Pending] = {}
         self.last_id = 0
 
     def next_id(self) -> int:
@@ -91,35 +97,35 @@ class InflightTable:
 
     def get(self, number: int) -> Pending | None:
         """A command that is in flight."""
-        return self._pending.get(number)
+        return self.commands.get(number)
 
     def add(self, pending: Pending) -> None:
-        self._pending[pending.id] = pending
+        self.commands[pending.id] = pending
 
     def answer(self, number: int, **answer: Any) -> Pending | None:
         """Take an answered command out; None for an id that is not in flight."""
-        pending = self._pending.get(number)
+        pending = self.commands.get(number)
         if pending is not None:
             self._settle(pending, **answer)
-            self._pending.pop(number, None)  # last: an interrupted answer is told once more
+            self.commands.pop(number, None)  # last: an interrupted answer is told once more
         return pending
 
     def succeed(self, number: int) -> None:
         """Take a command out that has nothing to say but success, or that was never sent."""
-        pending = self._pending.get(number)
+        pending = self.commands.get(number)
         if pending is not None:
             self._end(pending)
-            self._pending.pop(number, None)  # last: an interrupted row is told once more
+            self.commands.pop(number, None)  # last: an interrupted row is told once more
 
     def withdraw(self, pending: Pending) -> None:
         """Of a command that was not sent after all: nobody waits for it, and nothing finishes."""
         pending.done = True
-        self._pending.pop(pending.id, None)
+        self.commands.pop(pending.id, None)
 
     def fail_all(self, status: int, text: str) -> list[Pending]:
         """Every command ends with this status: the session is lost."""
         ended = self.all()
-        self._pending.clear()
+        self.commands.clear()
         for pending in ended:
             pending.ended = True
             self._settle(pending, status=status, text=text)
@@ -149,14 +155,14 @@ class InflightTable:
 
     def waiting(self) -> Pending | None:
         """Some command whose caller sleeps in an event, if there is one."""
-        return next((p for p in self._pending.values() if p.event is not None), None)
+        return next((p for p in self.commands.values() if p.event is not None), None)
 
     def __len__(self) -> int:
-        return len(self._pending)
+        return len(self.commands)
 
     def all(self) -> list[Pending]:
         """What is in flight now, oldest first."""
-        return list(self._pending.values())
+        return list(self.commands.values())
 
     def snapshot(self) -> list[InflightCommand]:
         """`all`, as a caller may see it."""

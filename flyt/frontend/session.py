@@ -325,6 +325,8 @@ class Session:
     def forget_in_child(self) -> None:
         """After a fork, in the child: this session is the parent's."""
         self.is_closed = True
+        if self.connection.link is not None:
+            self.connection.link.end()
         self.connection.forget_in_child()
 
     def __enter__(self) -> Self:

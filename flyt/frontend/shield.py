@@ -126,25 +126,33 @@ class ShieldedLock:
         self._lock = threading.RLock()
         self._main = threading.main_thread().ident
         self._raise, self._lower = _shield()
+        self._depth = 0  # an interrupt may leave it too high, until the lock is next taken afresh
         self._begin: Callable[[], object] = _nothing
         self._end: Callable[[], object] = _nothing
         self.reading = self._lock
         """The lock alone, for those who change nothing: they may be interrupted."""
 
     def surround(self, begin: Callable[[], object], end: Callable[[], object]) -> None:
-        """Have every holder call ``begin`` first and ``end`` last, with the lock held."""
+        """Have every ``with`` call ``begin`` first, and the outermost one ``end`` last, with the
+        lock held. An interrupt may leave ``end`` out; it is never early."""
         self._begin, self._end = begin, end
 
+    def _finish(self) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._end()
+
     def __enter__(self) -> None:
+        inside = _is_owned(self._lock)
         if get_ident() != self._main:
             self._lock.acquire()
             try:
+                self._depth = self._depth + 1 if inside else 1
                 self._begin()
             except BaseException:
                 self._lock.release()
                 raise
             return
-        inside = _is_owned(self._lock)
         try:
             self._raise()
             self._lock.acquire()
@@ -154,6 +162,7 @@ class ShieldedLock:
             self._lower()
             raise
         try:
+            self._depth = self._depth + 1 if inside else 1
             self._begin()
         except BaseException:
             self._lock.release()
@@ -168,12 +177,12 @@ class ShieldedLock:
     ) -> None:
         if get_ident() != self._main:
             try:
-                self._end()
+                self._finish()
             finally:
                 self._lock.release()
             return
         try:
-            self._end()
+            self._finish()
         finally:
             try:
                 self._lock.release()

@@ -48,7 +48,7 @@ class StagingSlots:
         ]
         self._awaited = 0
         self._held: dict[Slot, Pending] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may make a call while it is held
         self._freed = threading.Condition(self._lock)
 
     def try_take(self, held: list[Slot]) -> bool:

@@ -29,7 +29,7 @@ class Statistics:
 
     def __init__(self) -> None:
         self._counts: collections.Counter[str] = collections.Counter()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may make a call while it is held
 
     def add(self, name: str, amount: int = 1) -> None:
         with self._lock:

@@ -11,7 +11,7 @@ class Users:
     """Counts threads that copy to or from the window; ``with users:`` around each copy."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may make a call while it is held
         self._none = threading.Condition(self._lock)
         self._count = self._awaited = 0
 

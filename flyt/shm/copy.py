@@ -113,7 +113,7 @@ class CopyEngine:
 
     def start_afresh(self) -> None:
         """Forget the threads: in a forked child they are the parent's."""
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # as in `flyt.frontend.users`
         self._handle: int | None = None
         self._users = 0
 

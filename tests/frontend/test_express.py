@@ -22,12 +22,12 @@ pytestmark = pytest.mark.skipif(
 
 PID = 4711
 PAGE = layout.RINGS_END + 4096 - layout.RINGS_END % 4096
-ELSEWHERE, SENT, LOOK = -1, -2, -3
+ELSEWHERE, LOOK, SENT = -1, -2, -3
 PINNED, DEVICE = 1, 2
 OF_MEMORY = -1
 MOMENT, LONG = 100_000, 10**10
 """Nanoseconds."""
-THREAD = 77
+CALL = 77
 BLOCK, BLOCK_SIZE, ORDINAL = 1 << 45, 1 << 20, 3
 """Device memory, that nobody here touches."""
 STAGING, INDEX = 1 << 20, 1 << 16
@@ -70,9 +70,7 @@ class Ends:
     def out(self, host: int, size: int = 64, *, wait: bool = True, patience: int = MOMENT) -> int:
         """A copy from the device."""
         return int(
-            self.library.express_out(
-                self.at, host, BLOCK, size, OF_MEMORY, wait, patience, 1, THREAD
-            )
+            self.library.express_out(self.at, host, BLOCK, size, OF_MEMORY, wait, patience, 1, CALL)
         )
 
     def fill(self, size: int = 64, at: int = 0) -> int:
@@ -147,7 +145,7 @@ def test_commands_are_what_the_codec_makes_of_them(ends: Ends) -> None:
         said = [
             library.express_in(ends.at, base + at, host, size, OF_MEMORY, 0, 0, 1),
             library.express_in(ends.at, base + at, host, size, stream, 0, 0, 1),
-            library.express_out(ends.at, host, base + at, size, stream, 0, 0, 1, THREAD),
+            library.express_out(ends.at, host, base + at, size, stream, 0, 0, 1, CALL),
             library.express_fill(ends.at, base + at, size & 0xFF, size, stream),
         ]
         assert set(said) <= {0, LOOK}
@@ -233,6 +231,13 @@ def test_registered_memory_goes_elsewhere(ends: Ends) -> None:
     assert ends.into(ends.host + 4096) == 0
 
 
+def test_a_block_to_the_end_of_all_addresses(ends: Ends) -> None:
+    start = ends.host + 4096
+    ends.library.express_add(ends.at, start, (1 << 64) - start, PINNED, 0, NOWHERE)
+    assert ends.into(start) == ends.into(start - 63) == ELSEWHERE
+    assert ends.into(start - 64) == 0
+
+
 def test_many_blocks_are_found_by_address(ends: Ends) -> None:
     rng = random.Random(3)
     starts = [(1 << 50) + n * 512 for n in range(1000)]
@@ -295,7 +300,7 @@ def test_a_sleeper_is_told_of_until_it_was_woken(ends: Ends) -> None:
     assert ends.fill() == ends.into(ends.host) == 1
     ends.link.woken = 1
     assert ends.fill() == 0
-    assert ends.out(ends.host, patience=0) == SENT
+    assert ends.out(ends.host, patience=0) == SENT - 4
     assert ends.link.asleep == 0
 
 
@@ -398,8 +403,8 @@ def test_waiting_ends_at_any_other_answer(ends: Ends) -> None:
 
 
 def test_bytes_that_take_longer_are_the_callers(ends: Ends) -> None:
-    assert ends.out(ends.host) == SENT
-    assert (ends.link.waits, ends.link.reader, ends.link.owner) == (1, 1, THREAD)
+    assert ends.out(ends.host) == SENT - 1
+    assert (ends.link.reader, ends.link.owner) == (1, CALL)
     assert ends.out(ends.host) == ELSEWHERE, "there is one cell"
     assert ends.notes == [(1, COPY_OUT)]
     assert (ends.link.calls, ends.link.staged_out) == (1, 64)
@@ -417,8 +422,8 @@ def test_bytes_of_an_answer_that_is_there(ends: Ends) -> None:
 
 
 def test_pinned_copies_that_are_waited_for(ends: Ends) -> None:
-    assert ends.into(ends.pinned, wait=True) == SENT
-    assert ends.out(ends.pinned) == SENT
+    assert ends.into(ends.pinned, wait=True) == SENT - 1
+    assert ends.out(ends.pinned) == SENT - 2
     assert (ends.link.calls, ends.link.posts, ends.link.reader) == (2, 0, 0)
     command = ends.heard(m.CopyIn)
     assert isinstance(command, m.CopyIn)

@@ -125,6 +125,17 @@ RAISES: dict[str, tuple[type[Exception], Case]] = {
         OverflowError,
         lambda d, a: cudart.cudaMemcpyAsync(a, d, SIZE, D2H, 1 << 64),
     ),
+    "a size of 65 bits for an address": (
+        OverflowError,
+        lambda d, a: cudart.cudaMemcpy(a.ctypes.data, d, (1 << 64) + 8, D2H),
+    ),
+    "a fill of 65 bits": (OverflowError, lambda d, _: cudart.cudaMemset(d, 1, (1 << 64) + 8)),
+    "a target of 65 bits": (
+        TypeError,
+        lambda d, a: cudart.cudaMemcpy(d + (1 << 64), a, 8, H2D),
+    ),
+    "a source below 0": (TypeError, lambda d, a: cudart.cudaMemcpy(a, d - (1 << 64), 8, D2H)),
+    "a fill at 65 bits": (TypeError, lambda d, _: cudart.cudaMemset(d + (1 << 64), 1, 8)),
     "a float for a size": (TypeError, lambda d, a: cudart.cudaMemcpy(a, d, 8.0, D2H)),
     "a text for an array": (TypeError, lambda d, _: cudart.cudaMemcpy("x", d, 8, D2H)),
 }

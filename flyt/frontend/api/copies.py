@@ -14,6 +14,7 @@ from flyt.frontend.api.devices import c_int
 from flyt.frontend.api.handles import number_of, plain_number, stream_of
 from flyt.frontend.current import thread
 from flyt.frontend.hostmem import (
+    HOST_ADDRESSES,
     HostArgument,
     check_destination,
     check_source,
@@ -96,14 +97,18 @@ _TO_DEVICE, _TO_HOST = 1, 2
 def _is_express(dst: Any, src: Any, count: Any, kind: Any, stream: Any, device: int) -> bool:
     """Whether it was a plain copy, and is done: by the short way (`flyt.frontend.express`)."""
     express = current.express()
-    if express is None or type(count) is not int or count <= 0 or not isinstance(kind, int):
+    if (
+        express is None
+        or not (type(count) is int and 0 < count < HOST_ADDRESSES)
+        or not isinstance(kind, int)
+    ):
         return False
     handle = plain_number(stream)
     if kind == _TO_HOST:
-        host = plain(dst, count) if type(src) is int else 0
+        host = plain(dst, count) if type(src) is int and 0 < src < HOST_ADDRESSES else 0
         return host > 0 and express.to_host(host, src, count, handle, device)
     if kind == _TO_DEVICE:
-        host = plain(src, count) if type(dst) is int else 0
+        host = plain(src, count) if type(dst) is int and 0 < dst < HOST_ADDRESSES else 0
         return host > 0 and express.to_device(dst, host, count, handle, device)
     return False
 
@@ -189,7 +194,7 @@ def _set(devPtr: Any, value: int, count: int, stream: Any) -> Answer:
     if (
         express is not None
         and type(devPtr) is type(value) is type(count) is int
-        and count > 0
+        and 0 < devPtr < HOST_ADDRESSES > count > 0
         and -(1 << 31) <= value < 1 << 31
         and express.fill(devPtr, value & 0xFF, count, plain_number(stream), thread.device)
     ):

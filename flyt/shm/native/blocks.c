@@ -65,5 +65,5 @@ const block_t *flyt_within(const express_t *e, uint64_t start, uint64_t size) {
 
 int flyt_is_pageable(const express_t *e, uint64_t start, uint64_t size) {
     uint64_t end = start + size, at = rank(e, end - 1);
-    return end > start && (!at || e->blocks[at - 1].end <= start);
+    return end > start && (!at || e->blocks[at - 1].end - 1 < start); // an end may be 0: that of all addresses
 }

@@ -13,7 +13,7 @@
 #include "express.h"
 #include "words.h"
 
-enum { ELSEWHERE = -1, SENT = -2, LOOK = -3 }; // SENT: the caller waits for it
+enum { ELSEWHERE = -1, LOOK = -2, SENT = -3 }; // SENT - id: the caller waits for it
 enum { ENTRY = 128, LINE = 64 };
 enum { OF_MEMORY = -1 }; // no stream's number: the legacy stream of the memory's device
 
@@ -158,7 +158,7 @@ static int64_t publish(express_t *e, const command_t *c) {
     if (!e->count)
         e->first = id;
     e->note[id % NOTES] =
-        (note_t){id, c->code, c->size, c->index, c->stream, now_ns(), c->posted, 0};
+        (note_t){id, c->code, c->size, c->index, c->stream, now_ns(), 0};
     e->count++;
     e->last_id = id;
     e->sent++;
@@ -178,9 +178,8 @@ static int64_t posted(express_t *e, int64_t asleep) {
 }
 
 static int64_t sent(express_t *e, int64_t asleep) {
-    e->waits = e->last_id;
     e->asleep = (uint64_t)asleep;
-    return SENT;
+    return SENT - (int64_t)e->last_id;
 }
 
 // Where the next bytes go: an offset in the ring, or NOWHERE while others hold that place.
@@ -229,7 +228,7 @@ static int64_t move(express_t *e, command_t *c, uint64_t host, int waits, uint64
     return is_answered(e, e->last_id) ? 0 : sent(e, asleep);
 }
 
-// cudaMemcpyAsync to the device; `waits` for cudaMemcpy. Returns 0: all is done that was to be done; SENT; LOOK;
+// cudaMemcpyAsync to the device; `waits` for cudaMemcpy. Returns 0: all is done that was to be done; SENT - id; LOOK;
 // ELSEWHERE; or the reader's sleep, see `posted`.
 int64_t flyt_express_in(express_t *e, uint64_t address, uint64_t host, uint64_t size, int64_t stream, int waits,
                         uint64_t ns, int yield) {
@@ -240,9 +239,9 @@ int64_t flyt_express_in(express_t *e, uint64_t address, uint64_t host, uint64_t 
     return flyt_is_pageable(e, host, size) ? stage(e, &c, host) : move(e, &c, host, waits, ns, yield);
 }
 
-// The same to host memory. Pageable memory is complete at 0; at SENT the cell is the calling `thread`'s.
+// The same to host memory. Pageable memory is complete at 0; at SENT - id the cell is the `call`'s.
 int64_t flyt_express_out(express_t *e, uint64_t host, uint64_t address, uint64_t size, int64_t stream, int waits,
-                         uint64_t ns, int yield, uint64_t thread) {
+                         uint64_t ns, int yield, uint64_t call) {
     const block_t *block = on_device(e, address, size);
     if (!block || !is_ready(e))
         return ELSEWHERE;
@@ -260,7 +259,7 @@ int64_t flyt_express_out(express_t *e, uint64_t host, uint64_t address, uint64_t
         flyt_express_wait(e, e->last_id, ns, yield);
     if (!is_answered(e, e->last_id)) {
         e->reader = e->last_id;
-        e->owner = thread;
+        e->owner = call;
         return sent(e, asleep);
     }
     memcpy((void *)host, e->cell, size);

@@ -16,7 +16,7 @@ typedef struct {
 } block_t;
 
 typedef struct {
-    uint64_t id, code, size, index, stream, issued, posted, answered;
+    uint64_t id, code, size, index, stream, issued, answered;
 } note_t;
 
 typedef struct {
@@ -37,13 +37,13 @@ typedef struct {
     // What Python has to hear of: what was sent (by id % NOTES), successes of its own commands, counts.
     uint64_t news, base, first, count, rows, heard, posts, calls; // `base`: the first one since Python heard
     uint64_t staged_in, staged_out, pinned_in, pinned_out;
-    uint64_t waits, asleep, since; // of SENT: the command, and the sleep of who has to be woken
+    uint64_t asleep, since; // of SENT: the sleep of who has to be woken
     // Staging: a ring of bytes for copies to the device, a cell for copies to the host.
     char *ring;
     uint64_t ring_index, ring_size, head, tail, holds, freed; // positions and counts go on for ever
     char *cell;
     uint64_t cell_index, cell_size, reader; // the command whose answer, or whose caller, still needs the cell
-    uint64_t owner;                         // the thread of that caller
+    uint64_t owner;                         // that caller's number of its call
     block_t *blocks;
     uint64_t block_count, block_room;
     row_t row[ROWS];
