@@ -125,7 +125,7 @@ class ExpressLink:
         self._inflight, self._flow = connection.inflight, connection.flow
         self._commands = connection.inflight.commands
         self._wire, self._native = wire, native
-        commands, replies = self._commands, _ = wire.rings
+        commands, replies = wire.rings
         link = self.link = Link(shut=1, credits=connection.flow.credits)
         link.commands, link.commands_written, link.command_places = commands.place
         link.replies, link.replies_read, link.reply_places = replies.place
@@ -267,7 +267,7 @@ class ExpressLink:
     def rouse(self) -> None:
         """Something comes soon: wake the reader of commands now, if it sleeps."""
         with self._connection.lock:
-            if self._connection.lost is None and (asleep := self._commands.sleeper()):
+            if self._connection.lost is None and (asleep := self._wire.rings[0].sleeper()):
                 self.wake(asleep)
 
     # --- after the library has sent a command ---
