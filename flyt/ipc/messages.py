@@ -16,7 +16,7 @@ from flyt.ipc.buffer import KEY_BYTES, MAX_CHUNKS, MAX_SIZE, IPCBufferDescriptor
 from flyt.ipc.driver import UUID_BYTES
 from flyt.ipc.dtypes import ITEMSIZES
 
-VERSION = 1
+VERSION = 2
 """Of this protocol; both sides must speak the same."""
 
 MAX_DIMENSIONS = 64
@@ -30,6 +30,9 @@ EVENT_BYTES = 64
 """CU_IPC_HANDLE_SIZE."""
 
 MAX_ID = 1 << 63
+MAX_RELEASED = 1024
+"""Shares that one Release names, and blocks."""
+
 LIBRARIES = ("numpy", "torch", "cupy")
 
 
@@ -44,7 +47,7 @@ class Hello:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Block:
-    """A block of memory; its descriptors travel beside the message."""
+    """A block of memory; its descriptors travel beside the message, until it is mapped there."""
 
     key: bytes
     uuid: bytes
@@ -90,10 +93,12 @@ class Share:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Release:
-    """The receiver has let go of a share."""
+    """The receiver has let go of shares."""
 
     kind: ClassVar[str] = "release"
-    id: int
+    ids: tuple[int, ...]
+    mapped: tuple[bytes, ...] = ()
+    """Keys of blocks that it keeps mapped until Ended: their shares need no descriptors now."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -186,6 +191,18 @@ class _Fields:
             raise ProtocolError(f"the peer's {self._what}.{name} has not {lengths} bytes")
         return value
 
+    def names(self, name: str, count: int, length: int) -> tuple[bytes, ...]:
+        value = self._take(name)
+        if (
+            not isinstance(value, list)
+            or len(value) > count
+            or not all(isinstance(item, bytes) and len(item) == length for item in value)
+        ):
+            raise ProtocolError(
+                f"the peer's {self._what}.{name} is no list of up to {count} times {length} bytes"
+            )
+        return tuple(value)
+
     def text(self, name: str, allowed: tuple[str, ...] = ()) -> str:
         value = self._take(name)
         if not isinstance(value, str) or (allowed and value not in allowed):
@@ -271,7 +288,10 @@ def _share(fields: _Fields) -> Share:
 
 
 def _release(fields: _Fields) -> Release:
-    return Release(fields.integer("id", 0, MAX_ID))
+    return Release(
+        fields.integers("ids", MAX_RELEASED, 0, MAX_ID),
+        fields.names("mapped", MAX_RELEASED, KEY_BYTES),
+    )
 
 
 def _ended(fields: _Fields) -> Ended:
@@ -302,13 +322,16 @@ _PARSERS: dict[str, Callable[[_Fields], Message]] = {
 
 
 def parse(value: dict[str, Any], fds: int) -> Message:
-    """The message in a peer's map, which came with so many descriptors."""
+    """The message in a peer's map, which came with so many descriptors.
+
+    A share comes with those of its block, or with none when the receiver has said that it is mapped.
+    """
     fields = _Fields("message", value)
     kind = fields.text("kind", tuple(_PARSERS))
     message = _PARSERS[kind](fields)
     fields.end()
     block = message.block if isinstance(message, Share) else None
-    if fds != (len(block.chunks) if block else 0):
+    if fds and fds != (len(block.chunks) if block else 0):
         raise ProtocolError(f"the peer's {kind} came with {fds} descriptors")
     return message
 

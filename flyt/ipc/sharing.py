@@ -202,28 +202,23 @@ def rebuild(
     try:
         ours = adapter(like or share.layout.library)
         if share.block is None:
-            connection.refuse(share.id)  # nothing to hold
+            connection.holdings.refuse(share.id)  # nothing to hold
             return ours.build(share.layout, None, read_only=read_only)
         buffer = _mapping(share.block, fds, ours.device() if device is None else device, read_only)
         if buffer.is_imported:
-            connection.keep_idle(buffer.key, buffer)
+            connection.holdings.keep_idle(buffer.key, buffer)
         owner = Owner(buffer, share.layout.storage, share.layout.extent)
         driver, resident = buffer.memory_resource.driver, buffer.device_id
         if share.event:
             driver.wait_event(resident, ours.stream(resident), share.event)
         array = ours.build(share.layout, owner, read_only=read_only)
     except BaseException:
-        connection.refuse(share.id)
+        connection.holdings.refuse(share.id)
         raise
     finally:
         frames.close_all(fds)
     users = {buffer.memory_resource.device_id, resident}
-
-    def quiesce() -> None:
-        for user in users:
-            driver.synchronize(user)
-
-    connection.hold(owner, share.id, quiesce)
+    connection.holdings.hold(owner, share.id, driver, users)
     return array
 
 
@@ -245,10 +240,20 @@ def _mapping(block: Block, fds: tuple[int, ...], device: int | None, read_only: 
         known = _imports.get(key)
         if known is not None and not known.is_closed:
             return _same(known, block)
+        other = None if fds else _any_mapping(block)
+        descriptor = block.descriptor(fds) if other is None else other.ipc_descriptor
         resource = VirtualMemoryResource(0 if user is None else user, driver=driver)
-        new = Buffer.from_ipc_descriptor(resource, block.descriptor(fds), read_only=read_only)
+        new = Buffer.from_ipc_descriptor(resource, descriptor, read_only=read_only)
         _imports[key] = new
         return new
+
+
+def _any_mapping(block: Block) -> Buffer:
+    """One of another device or right: the peer sends descriptors only until it hears of the first."""
+    for (key, _, _), buffer in _imports.items():
+        if key == block.key and not buffer.is_closed:
+            return _same(buffer, block)
+    raise ProtocolError("the peer shares a block that is not known here, without descriptors")
 
 
 def _same(buffer: Buffer, block: Block) -> Buffer:

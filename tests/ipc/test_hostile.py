@@ -142,6 +142,26 @@ def test_each_missing_field_is_refused(path: str) -> None:
         messages.parse(message, 1)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("ids", 7),
+        ("ids", [-1]),
+        ("ids", [True]),
+        ("ids", [0] * 1025),
+        ("mapped", b"k" * 16),
+        ("mapped", [b"k" * 15]),
+        ("mapped", ["k" * 16]),
+        ("mapped", [b"k" * 16] * 1025),
+    ],
+)
+def test_a_wrong_release_is_refused(field: str, value: Any) -> None:
+    sound = {"kind": "release", "ids": [0], "mapped": [b"k" * 16]}
+    assert messages.parse(sound, 0) == messages.Release((0,), (b"k" * 16,))
+    with pytest.raises(ProtocolError):
+        messages.parse({**sound, field: value}, 0)
+
+
 leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9)
 anything = st.recursive(
     leaves | st.binary(max_size=17),
@@ -150,7 +170,7 @@ anything = st.recursive(
     ),
     max_leaves=8,
 )
-NAMES = [*sound_share(), "key", "reason", "version", "driver"]
+NAMES = [*sound_share(), "ids", "mapped", "key", "reason", "version", "driver"]
 
 
 @settings(deadline=None, database=None)  # another process may have the core
@@ -178,7 +198,7 @@ def test_any_part_is_a_message_or_a_protocol_error(part: str, field: str, value:
 def attacker() -> Iterator[tuple[socket.socket, ipc.Connection]]:
     """The raw end of a connection that was greeted, and the victim's."""
     raw, theirs = ipc.pair()
-    frames.send(raw, frames.encode({"kind": "hello", "version": 1, "driver": "emulated"}))
+    frames.send(raw, frames.encode({"kind": "hello", "version": 2, "driver": "emulated"}))
     victim = ipc.Connection(theirs)
     yield raw, victim
     victim.abort()
@@ -200,8 +220,8 @@ FRAMES = {
     "too long": struct.pack("<I", 1 << 17) + bytes(1 << 17),
     "deep": struct.pack("<I", 5000) + b"\x91" * 5000,
     "an extension": frames.encode({"kind": msgpack.ExtType(4, b"x")}),
-    "greets twice": frames.encode({"kind": "hello", "version": 1, "driver": "emulated"}),
-    "releases what is not shared": frames.encode({"kind": "release", "id": 7}),
+    "greets twice": frames.encode({"kind": "hello", "version": 2, "driver": "emulated"}),
+    "releases what is not shared": frames.encode({"kind": "release", "ids": [7], "mapped": []}),
 }
 
 
@@ -283,7 +303,7 @@ def test_a_descriptor_that_is_no_memory_is_refused(
         ipc.recv(victim)
     assert descriptors() == before
     os.close(fd)
-    assert ipc.messages.parse(_answer(raw), 0) == messages.Release(0)  # it is told to let go
+    assert ipc.messages.parse(_answer(raw), 0) == messages.Release((0,))  # it is told to let go
 
 
 def _answer(raw: socket.socket) -> dict[str, Any]:
@@ -307,6 +327,69 @@ def test_a_known_key_with_another_size_is_refused(
             ipc.recv(victim)
 
 
+def test_a_share_without_descriptors_of_an_unknown_block_is_refused(
+    attacker: tuple[socket.socket, ipc.Connection],
+) -> None:
+    raw, victim = attacker
+    frames.send(raw, frames.encode(sound_share()))
+    with pytest.raises(ProtocolError, match="without descriptors"):
+        ipc.recv(victim)
+    assert _answer(raw) == {"kind": "release", "ids": [0], "mapped": []}
+
+
+def _shares(raw: socket.socket) -> tuple[dict[str, Any], int]:
+    """The next share, and how many descriptors came with it."""
+    raw.settimeout(20)
+    while True:
+        received = frames.receive(raw)
+        assert received is not None
+        frames.close_all(received[1])
+        if received[0]["kind"] == "share":
+            return received[0], len(received[1])
+
+
+def test_descriptors_travel_until_the_receiver_says_that_the_block_is_mapped(
+    attacker: tuple[socket.socket, ipc.Connection],
+) -> None:
+    raw, victim = attacker
+    array = ipc.empty((10,))
+
+    def sent(value: object, mapped: Callable[[dict[str, Any]], list[bytes]]) -> int:
+        ipc.send(victim, value)
+        share, count = _shares(raw)
+        release = {"kind": "release", "ids": [share["id"]], "mapped": mapped(share)}
+        frames.send(raw, frames.encode(release))
+        victim.wait_released(20)
+        return count
+
+    assert sent(array, lambda _: []) == 1
+    assert sent(array, lambda share: [b"?" * 16, share["block"]["key"]]) == 1  # one was never its
+    assert sent(array, lambda _: []) == 0
+    assert sent(array[3:], lambda _: []) == 0
+    assert sent(ipc.empty((10,)), lambda _: []) == 1  # another block
+
+
+def test_releases_are_gathered_and_none_waits_for_another_call(
+    attacker: tuple[socket.socket, ipc.Connection],
+) -> None:
+    raw, victim = attacker
+    count = 200
+    with ipc.VirtualMemoryResource().allocate(2 * MIB) as buffer:
+        block = {**sound_share()["block"], "key": b"g" * 16}
+        for i in range(count):
+            fds = () if i else buffer.ipc_descriptor.fds
+            frames.send(raw, frames.encode({**sound_share(), "id": i, "block": block}), fds)
+            ipc.recv(victim)  # and dropped at once
+        ids: list[int] = []
+        answers = []
+        while len(ids) < count:
+            answers.append(_answer(raw))
+            ids += answers[-1]["ids"]
+    assert sorted(ids) == list(range(count))
+    assert len(answers) <= count // 2
+    assert [answer["mapped"] for answer in answers] == [[b"g" * 16]] + [[]] * (len(answers) - 1)
+
+
 def test_an_answer_that_nobody_asked_for_is_let_go(
     attacker: tuple[socket.socket, ipc.Connection],
 ) -> None:
@@ -315,7 +398,7 @@ def test_an_answer_that_nobody_asked_for_is_let_go(
     with ipc.VirtualMemoryResource().allocate(2 * MIB) as buffer:
         message = {**sound_share(), "token": b"t" * 16}
         frames.send(raw, frames.encode(message), buffer.ipc_descriptor.fds)
-        assert _answer(raw) == {"kind": "release", "id": 0}
+        assert _answer(raw) == {"kind": "release", "ids": [0], "mapped": []}
         with pytest.raises(PeerTimeout):
             ipc.recv(victim, timeout=0.05)
     assert descriptors() == before

@@ -328,6 +328,21 @@ def test_a_read_only_import_can_not_be_written(peer: Callable[..., Any]) -> None
     other.say()
 
 
+def test_a_known_block_is_mapped_again_without_its_descriptors(peer: Callable[..., Any]) -> None:
+    other = peer(
+        "ipc.recv(conn)\n"  # its release says that the block is mapped
+        "a = ipc.recv(conn, read_only=True); b = ipc.recv(conn, device=1)\n"
+        "b[0] = 6; say(a[0], b[0], a.ctypes.data != b.ctypes.data); hear()"
+    )
+    array = shared([5])
+    ipc.send(other.conn, array)
+    other.conn.wait_released(PATIENCE)
+    ipc.send(other.conn, array)
+    ipc.send(other.conn, array)
+    assert other.hear() == "6.0 6.0 True"
+    other.say()
+
+
 def test_an_array_on_another_device_says_where_it_lies(peer: Callable[..., Any]) -> None:
     other = peer(
         "a = ipc.recv(conn, device=0)\n"
@@ -426,7 +441,7 @@ def test_another_driver_is_told_at_the_handshake(peer: Callable[..., Any]) -> No
     ours, theirs = ipc.pair()
     from flyt.ipc import frames
 
-    frames.send(theirs, frames.encode({"kind": "hello", "version": 1, "driver": "cuda"}))
+    frames.send(theirs, frames.encode({"kind": "hello", "version": 2, "driver": "cuda"}))
     conn = ipc.Connection(ours)
     with pytest.raises(HandshakeError, match="FLYT_IPC_DRIVER"):
         ipc.recv(conn)
@@ -438,7 +453,7 @@ def test_another_version_is_told_at_the_handshake() -> None:
     from flyt.ipc import frames
 
     ours, theirs = ipc.pair()
-    frames.send(theirs, frames.encode({"kind": "hello", "version": 2, "driver": "emulated"}))
+    frames.send(theirs, frames.encode({"kind": "hello", "version": 3, "driver": "emulated"}))
     conn = ipc.Connection(ours)
     with pytest.raises(HandshakeError, match="same Flyt"):
         ipc.recv(conn)
