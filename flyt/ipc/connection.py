@@ -321,7 +321,8 @@ class Connection:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Connection to process {self.peer_pid}, {self.shares_out} out, {self.holdings.count} in>"
+        held = f"{self.shares_out} out, {self.shares_in} in"
+        return f"<Connection to process {self.peer_pid}, {held}>"
 
 
 def _no_desk(token: bytes) -> Outgoing:

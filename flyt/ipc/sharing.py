@@ -10,6 +10,7 @@ sender is told.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 import weakref
 from typing import Any, Literal
@@ -22,7 +23,7 @@ from flyt.ipc.buffer import Buffer
 from flyt.ipc.connection import TIMEOUT, Connection
 from flyt.ipc.driver import Driver, get_driver
 from flyt.ipc.memory import VirtualMemoryResource
-from flyt.ipc.messages import Block, Layout, Share, require_layout
+from flyt.ipc.messages import REMEMBERED, Block, Layout, Share, require_layout
 from flyt.ipc.outgoing import Outgoing
 from flyt.ipc.torch_pool import adopt_preloaded
 
@@ -70,7 +71,7 @@ def outgoing(
     if what.layout.extent == 0:
         return Outgoing(None, (), what.layout, b"", [what.keep])
     buffer = _block_of(what)
-    layout = _replace_storage(what, buffer)
+    layout = _place(what.layout, what.start - buffer.handle, buffer.size)
     driver, device = buffer.memory_resource.driver, buffer.device_id
     descriptor = buffer.ipc_descriptor
     block = Block(descriptor.key, descriptor.uuid, descriptor.size, descriptor.chunks)
@@ -110,10 +111,12 @@ def _block_of(what: Described) -> Buffer:
     return found
 
 
-def _replace_storage(what: Described, buffer: Buffer) -> Layout:
-    layout = dataclasses.replace(what.layout, storage=what.start - buffer.handle)
-    require_layout(layout, buffer.size)
-    return layout
+@functools.lru_cache(REMEMBERED)
+def _place(layout: Layout, storage: int, size: int) -> Layout:
+    """The layout with its storage there, in a block of that size."""
+    placed = dataclasses.replace(layout, storage=storage)
+    require_layout(placed, size)
+    return placed
 
 
 class _KeptEvent:
@@ -249,7 +252,7 @@ def _mapping(block: Block, fds: tuple[int, ...], device: int | None, read_only: 
 
 
 def _any_mapping(block: Block) -> Buffer:
-    """One of another device or right: the peer sends descriptors only until it hears of the first."""
+    """One of another device or right; from the first on the peer sends no descriptors."""
     for (key, _, _), buffer in _imports.items():
         if key == block.key and not buffer.is_closed:
             return _same(buffer, block)
