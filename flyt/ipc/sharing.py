@@ -120,10 +120,10 @@ def _place(layout: Layout, storage: int, size: int) -> Layout:
 
 
 class _KeptEvent:
-    """An interprocess event, destroyed once the receiver has let go of the share."""
+    """An interprocess event, used again once the receiver has let go of the share."""
 
     def __init__(self, driver: Driver, event: Any) -> None:
-        weakref.finalize(self, driver.destroy_event, event).atexit = False
+        weakref.finalize(self, driver.return_event, event).atexit = False
 
 
 def send(

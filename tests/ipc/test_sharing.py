@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -326,6 +327,24 @@ def test_a_read_only_import_can_not_be_written(peer: Callable[..., Any]) -> None
     ipc.send(other.conn, array)
     assert other.hear().startswith("5.0 assignment destination is read-only")
     other.say()
+
+
+def test_after_a_loop_of_hand_offs_nobody_wakes_up_in_vain(
+    both: tuple[ipc.Connection, ipc.Connection],
+) -> None:
+    array = shared([1])
+    for _ in range(300):
+        ipc.send(both[0], array)
+        ipc.recv(both[1])
+    both[0].wait_released(PATIENCE)
+    time.sleep(0.5)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+    time.sleep(1)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before < 100
+    busy = time.process_time()
+    with pytest.raises(PeerTimeout):
+        ipc.recv(both[1], timeout=1)
+    assert time.process_time() - busy < 0.5
 
 
 def test_a_known_block_is_mapped_again_without_its_descriptors(peer: Callable[..., Any]) -> None:
