@@ -21,6 +21,7 @@ from hypothesis import given, settings, strategies as st
 from flyt import ipc
 from flyt.errors import ConfigurationError, HandshakeError, PeerLost, PeerTimeout, ProtocolError
 from flyt.ipc import frames, messages, sockets
+from tests.ipc.test_sharing import eventually
 
 MIB = 1 << 20
 
@@ -394,6 +395,9 @@ def test_descriptors_travel_until_the_receiver_says_that_the_block_is_mapped(
     assert sent(array, lambda _: []) == 0
     assert sent(array[3:], lambda _: []) == 0
     assert sent(ipc.empty((10,)), lambda _: []) == 1  # another block
+    assert len(victim._mapped_keys) == 1  # a peer can't make it grow,
+    del array
+    assert eventually(lambda: not victim._mapped_keys)  # nor do blocks that are no more
 
 
 def test_releases_are_gathered_and_none_waits_for_another_call(

@@ -17,6 +17,7 @@ import pytest
 from flyt import ipc
 from flyt.errors import HandshakeError, PeerLost, PeerTimeout, SharingError
 from flyt.ipc.dtypes import NUMPY_NAMES
+from flyt.ipc.link import Link
 from tests.ipc.test_memory import file_behind
 
 CYCLES = int(os.environ.get("FLYT_TEST_CYCLES", "10000"))
@@ -341,10 +342,38 @@ def test_after_a_loop_of_hand_offs_nobody_wakes_up_in_vain(
     before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
     time.sleep(1)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before < 100
-    busy = time.process_time()
+
+
+def test_a_loop_of_hand_offs_does_not_wake_the_thread_each_time(
+    both: tuple[ipc.Connection, ipc.Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    woken = 0
+    wake = Link.wake
+
+    def counted(link: Link) -> None:
+        nonlocal woken
+        woken += 1
+        wake(link)
+
+    monkeypatch.setattr(Link, "wake", counted)
+    array = shared([1])
+    for _ in range(400):
+        ipc.send(both[0], array)
+        ipc.recv(both[1])
+    both[0].wait_released(PATIENCE)
+    assert 0 < woken < 200
+
+
+def test_a_receiver_looks_only_briefly_before_it_sleeps(
+    both: tuple[ipc.Connection, ipc.Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[float] = []
+    monkeypatch.setattr("flyt.ipc.link.give_way", lambda: looked.append(time.monotonic()))
+    both[1]._link._spin = 0.001  # also where there is one processor
     with pytest.raises(PeerTimeout):
         ipc.recv(both[1], timeout=1)
-    assert time.process_time() - busy < 0.5
+    assert looked
+    assert looked[-1] - looked[0] < 0.5
 
 
 def test_a_known_block_is_mapped_again_without_its_descriptors(peer: Callable[..., Any]) -> None:
