@@ -12,13 +12,12 @@ import select
 import socket
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
 from flyt.errors import FlytError, PeerLost, PeerTimeout, ProtocolError
-from flyt.ipc import frames
+from flyt.ipc import frames, lifetime
 from flyt.ipc.messages import Message, parse, to_map
 from flyt.ipc.patience import give_way, spin_seconds
 
@@ -96,7 +95,7 @@ class Link:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll = select.epoll()
         self._epoll.register(self._wake, select.EPOLLIN)
-        _links.add(self)
+        lifetime.watch(self)
         self._thread.start()
 
     @property
@@ -164,7 +163,7 @@ class Link:
         if wait and self._thread is not threading.current_thread() and self._thread.ident:
             self._thread.join(JOIN_LIMIT)
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """In a forked child: the connection is the parent's; drop our copies of descriptors."""
         if not self._ended:
             self._ended = True
@@ -330,14 +329,3 @@ class Link:
             if done is not None and done():
                 break
         return True
-
-
-_links: weakref.WeakSet[Link] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for link in list(_links):
-        link._forget()  # noqa: SLF001 - the module's own
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -7,6 +7,8 @@ import gc
 import os
 import resource
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -362,6 +364,25 @@ def test_a_loop_of_hand_offs_does_not_wake_the_thread_each_time(
         ipc.recv(both[1])
     both[0].wait_released(PATIENCE)
     assert 0 < woken < 200
+
+
+def test_no_thread_is_left_when_the_interpreter_ends() -> None:
+    code = (
+        "import atexit, threading\n"  # what is registered first is called last
+        "atexit.register(lambda: print([t.name for t in threading.enumerate()]))\n"
+        "from flyt import ipc\n"
+        "left, right = (ipc.Connection(sock) for sock in ipc.pair())\n"
+        "ipc.send(left, ipc.empty((3,))); a = ipc.recv(right)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "FLYT_IPC_DRIVER": "emulated"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout, done.returncode) == ("['MainThread']\n", 0), done.stderr
 
 
 def test_a_receiver_looks_only_briefly_before_it_sleeps(
