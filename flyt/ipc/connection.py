@@ -15,7 +15,6 @@ import itertools
 import os
 import socket
 import time
-import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -29,9 +28,9 @@ from flyt.errors import (
 )
 from flyt.ipc import frames, sockets
 from flyt.ipc.blocks import blocks
-from flyt.ipc.buffer import Buffer
 from flyt.ipc.driver import get_driver
 from flyt.ipc.greeting import check_greeting
+from flyt.ipc.holdings import Holdings
 from flyt.ipc.inbox import Answer, Inbox, Parcel
 from flyt.ipc.link import Link
 from flyt.ipc.messages import (
@@ -83,16 +82,16 @@ class Connection:
         self._closed = False
         self._said_bye = False
         self._exports: dict[int, Outgoing] = {}
-        self._leases = 0
         self._ids = itertools.count()
         self._shared_keys: set[bytes] = set()
-        self._lasting: dict[bytes, list[Buffer]] = {}
+        self._mapped_keys: set[bytes] = set()
         self._on_claim = on_claim or _no_desk
         try:
             self.peer_pid = sockets.check_peer(self._sock, allowed_uids or sockets.own_uids())
             self._kind = get_driver().kind
             os.set_inheritable(self._sock.fileno(), False)
             self._link = Link(self._sock, self)
+            self.holdings = Holdings(self._changed, self._link.note)
             self._link.send(Hello(VERSION, self._kind), (), TIMEOUT)
         except BaseException:
             self._sock.close()
@@ -106,21 +105,26 @@ class Connection:
         """Send one array; it is kept until the peer lets go of it."""
         with self._changed:
             self._check_open()
-            share = self._export(out, b"")
+            share, fds = self._export(out, b"")
         try:
-            self._link.send(share, out.fds, timeout)
+            self._link.send(share, fds, timeout)
         except BaseException:
             self._drop_export(share.id)
             raise
 
-    def _export(self, out: Outgoing, token: bytes) -> Share:
-        """Enter an array as shared, before it is sent: its release may come at once."""
-        ident = next(self._ids)
+    def _export(self, out: Outgoing, token: bytes) -> tuple[Share, tuple[int, ...]]:
+        """Enter an array as shared, before it is sent: its release may come at once.
+
+        Its message, and the descriptors that go with it: none for a block that the peer has mapped.
+        """
+        ident, fds = next(self._ids), out.fds
         with self._changed:
             self._exports[ident] = out
             if out.block is not None:
                 self._shared_keys.add(out.block.key)
-        return Share(ident, token, out.block, out.layout, out.event)
+                if out.block.key in self._mapped_keys:
+                    fds = ()
+        return Share(ident, token, out.block, out.layout, out.event), fds
 
     def claim(self, token: bytes, timeout: float = TIMEOUT) -> Parcel:
         """Ask for what a one-time token stands for."""
@@ -155,37 +159,16 @@ class Connection:
             self._link.wake()
         return parcel
 
-    def hold(self, owner: object, ident: int, quiesce: Callable[[], None]) -> None:
-        """Release the share once ``owner`` is garbage and ``quiesce`` has returned."""
-        with self._changed:
-            self._leases += 1
-        end = weakref.finalize(owner, self._link.note, lambda: self._end_lease(ident, quiesce))
-        end.atexit = False  # the peer sees EOF then
-
-    def _end_lease(self, ident: int, quiesce: Callable[[], None]) -> None:
-        quiesce()
-        self._link.post(Release(ident))
-        with self._changed:
-            self._leases -= 1
-            self._changed.notify_all()
-        self._maybe_finish()
-
-    def refuse(self, ident: int) -> None:
-        """Let go of a share that can't be used here."""
-        with self._changed:
-            self._leases += 1
-        self._link.note(lambda: self._end_lease(ident, lambda: None))
-
-    def keep_idle(self, key: bytes, buffer: Buffer) -> None:
-        """Keep a mapping for the next share while the exporter's block exists."""
-        with self._changed:
-            if self._inbox.reason is None and buffer not in self._lasting.setdefault(key, []):
-                self._lasting[key].append(buffer)
-
     # --- the link's thread ---------------------------------------------------------------------
 
     def has_room(self) -> bool:
         return self._inbox.has_room()
+
+    def on_noted(self) -> None:
+        for release in self.holdings.releases():
+            self._link.post(release)
+            self.holdings.told(release)
+        self._maybe_finish()
 
     def on_message(self, message: Message, fds: tuple[int, ...]) -> None:
         if not self._greeted:
@@ -195,13 +178,9 @@ class Connection:
         elif isinstance(message, Share):
             self._take_share(message, fds)
         elif isinstance(message, Release):
-            if not self._drop_export(message.id):
-                raise ProtocolError(f"the peer releases share {message.id}, which it does not hold")
-            self._maybe_finish()
+            self._take_release(message)
         elif isinstance(message, Ended):
-            with self._changed:
-                dropped = self._lasting.pop(message.key, [])
-            del dropped  # unmapped here, if nobody uses it
+            self.holdings.forget(message.key)
         elif isinstance(message, Claim):
             self._answer(message.token)
         elif isinstance(message, Refusal):
@@ -210,6 +189,14 @@ class Connection:
             self._inbox.end(PeerLost("the peer has closed the connection"))
         else:
             raise ProtocolError("the peer greets twice")
+
+    def _take_release(self, message: Release) -> None:
+        with self._changed:  # one that has ended meanwhile is of no use
+            self._mapped_keys.update(self._shared_keys.intersection(message.mapped))
+        for ident in message.ids:
+            if not self._drop_export(ident):
+                raise ProtocolError(f"the peer releases share {ident}, which it does not hold")
+        self._maybe_finish()
 
     def _take_share(self, share: Share, fds: tuple[int, ...]) -> None:
         if share.token:
@@ -221,7 +208,7 @@ class Connection:
         if not self._inbox.put_answer(token, answer):
             frames.close_all(answer[1])
             if isinstance(answer[0], Share):
-                self._link.post(Release(answer[0].id))
+                self._link.post(Release((answer[0].id,)))
 
     def _answer(self, token: bytes) -> None:
         try:
@@ -229,7 +216,7 @@ class Connection:
         except SharingError as exc:
             self._link.post(Refusal(token, str(exc)))
             return
-        self._link.post(self._export(out, token), out.fds)
+        self._link.post(*self._export(out, token))
 
     def on_hangup(self) -> None:
         with self._changed:
@@ -241,12 +228,10 @@ class Connection:
         self.on_hangup()
         with self._changed:
             self._inbox.end(reason)
-            self._leases = 0
-            lasting, self._lasting = self._lasting, {}
             if self._closed:
                 self._discard()
             self._changed.notify_all()
-        lasting.clear()
+        self.holdings.end()
 
     def block_ended(self, key: bytes) -> None:
         """`BlockTable` says so, perhaps from a finalizer."""
@@ -255,7 +240,9 @@ class Connection:
 
     def _tell_ended(self, key: bytes) -> None:
         if key in self._shared_keys:
-            self._shared_keys.discard(key)
+            with self._changed:
+                self._shared_keys.discard(key)
+                self._mapped_keys.discard(key)
             self._link.post(Ended(key))
 
     # --- the end -------------------------------------------------------------------------------
@@ -268,10 +255,10 @@ class Connection:
     def _discard(self) -> None:
         for share, fds in self._inbox.drain():
             frames.close_all(fds)
-            self.refuse(share.id)
+            self.holdings.refuse(share.id)
 
     def _maybe_finish(self) -> None:
-        if self._closed and not self._exports and not self._leases:
+        if self._closed and not self._exports and not self.holdings.count:
             self._link.close(wait=False)
 
     def _say_bye(self) -> None:
@@ -288,7 +275,7 @@ class Connection:
     @property
     def shares_in(self) -> int:
         """Arrays of the peer that live here."""
-        return self._leases
+        return self.holdings.count
 
     @property
     def is_over(self) -> bool:
@@ -319,7 +306,7 @@ class Connection:
         with self._changed:
             self._closed = True
             self._discard()
-            idle = abrupt or not (self._exports or self._leases)
+            idle = abrupt or not (self._exports or self.holdings.count)
         self._link.close(wait=True) if idle else self._link.note(self._say_bye)
 
     def __enter__(self) -> Self:
@@ -334,7 +321,8 @@ class Connection:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Connection to process {self.peer_pid}, {self.shares_out} out, {self._leases} in>"
+        held = f"{self.shares_out} out, {self.shares_in} in"
+        return f"<Connection to process {self.peer_pid}, {held}>"
 
 
 def _no_desk(token: bytes) -> Outgoing:

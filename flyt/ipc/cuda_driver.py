@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import os
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +24,9 @@ from flyt.ipc.driver import UUID_BYTES, Driver
 POSIX = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 EVENT_HANDLE_BYTES = 64
 """CU_IPC_HANDLE_SIZE."""
+
+EVENTS_KEPT = 64
+"""Of a device, for the next hand-offs: making one and its handle takes longer than recording it."""
 
 NEEDED = (
     cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
@@ -53,6 +58,15 @@ def _properties(device: int) -> Any:
     return properties
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Event:
+    """An interprocess event and what its importers open."""
+
+    device: int
+    event: Any
+    handle: bytes
+
+
 class CudaDriver(Driver):
     """The GPUs that this process sees."""
 
@@ -70,6 +84,8 @@ class CudaDriver(Driver):
         self._lock = threading.Lock()
         self._contexts: dict[int, Any] = {}
         self._uuids: dict[int, bytes] = {}
+        # Without a lock: finalizers return events, at any point.
+        self._events: defaultdict[int, list[_Event]] = defaultdict(list)
 
     def _context(self, device: int) -> Any:
         """The device's primary context, retained for the life of the process."""
@@ -170,21 +186,35 @@ class CudaDriver(Driver):
             else:
                 _call(cu.cuStreamSynchronize, cu.CUstream(stream))
 
-    def export_event(self, device: int, stream: int) -> tuple[Any, bytes]:
-        flags = cu.CUevent_flags
+    def export_event(self, device: int, stream: int) -> tuple[_Event, bytes]:
         with self._on(device):
-            kind = flags.CU_EVENT_DISABLE_TIMING.value | flags.CU_EVENT_INTERPROCESS.value
-            event = _call(cu.cuEventCreate, kind)
             try:
-                _call(cu.cuEventRecord, event, cu.CUstream(stream))
-                handle = _call(cu.cuIpcGetEventHandle, event)
+                made = self._events[device].pop()
+            except IndexError:
+                made = self._new_event(device)
+            try:
+                _call(cu.cuEventRecord, made.event, cu.CUstream(stream))
             except DeviceError:
-                _call(cu.cuEventDestroy, event)
+                _call(cu.cuEventDestroy, made.event)
                 raise
-        return event, ctypes.string_at(handle.getPtr(), EVENT_HANDLE_BYTES)
+        return made, made.handle
 
-    def destroy_event(self, event: Any) -> None:
-        _call(cu.cuEventDestroy, event)
+    def _new_event(self, device: int) -> _Event:
+        flags = cu.CUevent_flags
+        kind = flags.CU_EVENT_DISABLE_TIMING.value | flags.CU_EVENT_INTERPROCESS.value
+        event = _call(cu.cuEventCreate, kind)
+        try:
+            handle = _call(cu.cuIpcGetEventHandle, event)
+        except DeviceError:
+            _call(cu.cuEventDestroy, event)
+            raise
+        return _Event(device, event, ctypes.string_at(handle.getPtr(), EVENT_HANDLE_BYTES))
+
+    def return_event(self, event: _Event) -> None:
+        if len(self._events[event.device]) < EVENTS_KEPT:
+            self._events[event.device].append(event)
+        else:
+            _call(cu.cuEventDestroy, event.event)
 
     def wait_event(self, device: int, stream: int, handle: bytes) -> None:
         received = cu.CUipcEventHandle()

@@ -103,13 +103,14 @@ class Driver(abc.ABC):
         Returns
         -------
         event : object
-            Must be kept until the peer has waited; `destroy_event` takes it.
+            Must be kept until the peer has waited; `return_event` takes it.
         handle : bytes
             For the peer's `wait_event`.
         """
 
     @abc.abstractmethod
-    def destroy_event(self, event: Any) -> None: ...
+    def return_event(self, event: Any) -> None:
+        """It may be recorded again, for another peer; finalizers call this."""
 
     @abc.abstractmethod
     def wait_event(self, device: int, stream: int, handle: bytes) -> None:

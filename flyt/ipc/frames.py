@@ -8,7 +8,6 @@ several threads never mix, and none arrives in part. The descriptors of a refuse
 from __future__ import annotations
 
 import array
-import contextlib
 import os
 import socket
 import struct
@@ -24,13 +23,34 @@ MAX_FRAME = 64 << 10
 MAX_FDS = 253
 """The kernel's own limit for one message (SCM_MAX_FD)."""
 
+# As plain numbers: "and" with an IntFlag is Python code, and takes longer than the system call.
+_CTRUNC, _TRUNC = int(socket.MSG_CTRUNC), int(socket.MSG_TRUNC)
+_RECEIVE, _SEND = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_NOSIGNAL)
+
 _LENGTH = struct.Struct("<I")
 _ANCILLARY = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
 
 
+def pack(content: dict[str, Any]) -> bytes:
+    """A map as MessagePack."""
+    packed: bytes = msgpack.packb(content)
+    return packed
+
+
+def unpack(body: bytes) -> dict[str, Any]:
+    """The map that a peer packed."""
+    try:
+        content = msgpack.unpackb(body, strict_map_key=True)
+    except (ValueError, msgpack.UnpackException, RecursionError) as exc:
+        raise ProtocolError(f"the peer's frame is no MessagePack: {exc}") from exc
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise ProtocolError("the peer's frame is no map with names as keys")
+    return content
+
+
 def encode(message: dict[str, Any]) -> bytes:
     """The bytes of a frame."""
-    body: bytes = msgpack.packb(message)
+    body = pack(message)
     if len(body) > MAX_FRAME:
         raise ProtocolError(f"a message of {len(body)} bytes exceeds the {MAX_FRAME} of a frame")
     return _LENGTH.pack(len(body)) + body
@@ -39,7 +59,7 @@ def encode(message: dict[str, Any]) -> bytes:
 def send(sock: socket.socket, frame: bytes, fds: tuple[int, ...] = ()) -> None:
     """Send one whole frame, or raise (BlockingIOError when the peer's queue is full)."""
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    sock.sendmsg([frame], ancillary, socket.MSG_NOSIGNAL)
+    sock.sendmsg([frame], ancillary, _SEND)
 
 
 def receive(sock: socket.socket) -> tuple[dict[str, Any], tuple[int, ...]] | None:
@@ -57,20 +77,15 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any], tuple[int, ...]] | Non
     BlockingIOError
         When nothing is there (on a non-blocking socket).
     """
-    data, ancillary, flags, _ = sock.recvmsg(
-        _LENGTH.size + MAX_FRAME + 1, _ANCILLARY, socket.MSG_CMSG_CLOEXEC
-    )
-    with contextlib.ExitStack() as undo:
-        fds = _descriptors(ancillary)
-        undo.callback(close_all, fds)
-        if not data and not fds:
-            return None
-        if flags & socket.MSG_CTRUNC:
-            raise ProtocolError(
-                "descriptors were lost: this process has no room for more of them (ulimit -n)"
-            )
-        message = _decode(data, truncated=bool(flags & socket.MSG_TRUNC))
-        undo.pop_all()
+    data, ancillary, flags, _ = sock.recvmsg(_LENGTH.size + MAX_FRAME + 1, _ANCILLARY, _RECEIVE)
+    fds = _descriptors(ancillary)
+    if not data and not fds:
+        return None
+    try:
+        message = _decode(data, flags)
+    except BaseException:
+        close_all(fds)
+        raise
     return message, fds
 
 
@@ -88,17 +103,15 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> tuple[int, ...]:
     return tuple(fds)
 
 
-def _decode(data: bytes, *, truncated: bool) -> dict[str, Any]:
-    if truncated or len(data) < _LENGTH.size or len(data) > _LENGTH.size + MAX_FRAME:
+def _decode(data: bytes, flags: int) -> dict[str, Any]:
+    if flags & _CTRUNC:
+        raise ProtocolError(
+            "descriptors were lost: this process has no room for more of them (ulimit -n)"
+        )
+    if flags & _TRUNC or len(data) < _LENGTH.size or len(data) > _LENGTH.size + MAX_FRAME:
         raise ProtocolError(f"the peer sent a frame that is not 4 to {MAX_FRAME} bytes long")
     (length,) = _LENGTH.unpack_from(data)
     body = data[_LENGTH.size :]
     if length != len(body):
         raise ProtocolError(f"the peer's frame says {length} bytes and has {len(body)}")
-    try:
-        message = msgpack.unpackb(body, strict_map_key=True)
-    except (ValueError, msgpack.UnpackException, RecursionError) as exc:
-        raise ProtocolError(f"the peer's frame is no MessagePack: {exc}") from exc
-    if not isinstance(message, dict) or not all(isinstance(key, str) for key in message):
-        raise ProtocolError("the peer's frame is no map with names as keys")
-    return message
+    return unpack(body)

@@ -12,14 +12,24 @@ import select
 import socket
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
 from flyt.errors import FlytError, PeerLost, PeerTimeout, ProtocolError
-from flyt.ipc import frames
+from flyt.ipc import frames, lifetime
 from flyt.ipc.messages import Message, parse, to_map
+from flyt.ipc.patience import give_way, spin_seconds
+
+TICK = 0.001
+"""Seconds that a note waits at most while many come; then one wake-up serves them all."""
+
+TICKING = 0.005
+"""Seconds after a note within which another makes them many."""
+
+HASTE = 0.0002
+"""Seconds without a message after which a receiver has its notes seen to: the peer may wait for
+a release before it sends."""
 
 JOIN_LIMIT = 10.0
 """Seconds for the thread to end; it is only ever busy with one driver call."""
@@ -33,6 +43,9 @@ class Handler(Protocol):
 
     def on_message(self, message: Message, fds: tuple[int, ...]) -> None:
         """Take a message; its descriptors are the handler's. FlytError ends the link."""
+
+    def on_noted(self) -> None:
+        """Notes were carried out: tell the peer what they left to tell."""
 
     def on_hangup(self) -> None:
         """The peer is gone; messages that it sent before may still follow."""
@@ -66,7 +79,12 @@ class Link:
         # Held by whoever reads: the thread, or a thread that waits for a message.
         self._reading = threading.Lock()
         self._led = False
+        self._was_led = False
         self._watched: int | None = None
+        # The thread looks around each TICK by itself: notes and messages need not wake it.
+        self._ticking = False
+        self._noted_at = self._tick_until = 0.0
+        self._spin = spin_seconds()
         # Held for a moment, never while waiting; re-entrant, since finalizers take it too. Without
         # it a late wake-up could write into a descriptor that has become somebody else's.
         self._lock = threading.RLock()
@@ -77,7 +95,7 @@ class Link:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll = select.epoll()
         self._epoll.register(self._wake, select.EPOLLIN)
-        _links.add(self)
+        lifetime.watch(self)
         self._thread.start()
 
     @property
@@ -85,10 +103,11 @@ class Link:
         return self._ended
 
     def note(self, todo: Callable[[], None]) -> None:
-        """Have the thread do this. May be called at any point, by finalizers too."""
+        """Have the thread do this, within a TICK. May be called at any point, by finalizers too."""
         if not self._ended:
             self._notes.append(todo)
-            self.wake()
+            if not self._ticking:
+                self.wake()
 
     def post(self, message: Message, fds: tuple[int, ...] = ()) -> None:
         """Send this when there is room, after what was posted before; from a handler's calls.
@@ -144,7 +163,7 @@ class Link:
         if wait and self._thread is not threading.current_thread() and self._thread.ident:
             self._thread.join(JOIN_LIMIT)
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """In a forked child: the connection is the parent's; drop our copies of descriptors."""
         if not self._ended:
             self._ended = True
@@ -175,18 +194,22 @@ class Link:
     def _serve(self) -> bool:
         """Serve until it is closed here (True) or there (False)."""
         while not self._closing:
+            self._ticking = time.monotonic() < self._tick_until
             self._watch()
-            for fd, events in self._epoll.poll():
+            pause = TICK if self._ticking else 0 if self._notes else None
+            for fd, events in self._epoll.poll(pause):
                 if fd == self._wake:
                     os.eventfd_read(self._wake)
                 elif events & (select.EPOLLHUP | select.EPOLLERR):
                     self._hang_up()
-            while self._notes:
-                self._notes.popleft()()
+            if self._notes:
+                self._carry_out()
             self._flush()
             if self._fault is not None:
                 raise self._fault
-            if self._reading.acquire(blocking=False):  # else a waiter reads, and goes on to
+            if self._ticking and self._was_led:  # who leads reads; don't stand in its way
+                self._was_led = False
+            elif self._reading.acquire(blocking=False):  # else a waiter reads, and goes on to
                 try:
                     if not self._read():
                         return False
@@ -195,13 +218,24 @@ class Link:
         self._flush()
         return True
 
+    def _carry_out(self) -> None:
+        while self._notes:
+            self._notes.popleft()()
+        self._handler.on_noted()
+        now = time.monotonic()
+        if now - self._noted_at < TICKING:
+            self._tick_until = now + TICKING
+        self._noted_at = now
+
     def _watch(self) -> None:
         """Tell the kernel what wakes the thread; a waiter may change it while it sleeps."""
         with self._lock:
             if self._ended:
                 return
             room = self._handler.has_room()
-            wanted: int | None = select.EPOLLIN if room and not self._led else 0
+            wanted: int | None = (
+                select.EPOLLIN if room and not self._led and not self._ticking else 0
+            )
             if self._outbox:
                 wanted = (wanted or 0) | select.EPOLLOUT
             elif self._hung_up and not room:  # EPOLLHUP stays: the thread would only spin
@@ -219,29 +253,39 @@ class Link:
     def lead(self, done: Callable[[], bool], timeout: float) -> None:
         """Read in the caller's thread until ``done``, or the time or the connection is over.
 
-        Spares waking two threads for each message. Returns at once if another thread does so.
+        Spares waking two threads for each message, and sleeping when the next is near. Returns at
+        once if another thread does so.
         """
-        deadline = time.monotonic() + timeout
         if not self._reading.acquire(blocking=False):
             return
+        begin, haste = time.monotonic(), min(HASTE, self._spin)
         try:
             self._led = True
-            self._watch()
+            if not self._ticking:  # else the thread does not watch the socket, or is about to look
+                self._watch()
             while not done() and not self._ended and self._fault is None:
-                if not self._read():  # its end: the thread sees it too, and says so
+                if not self._read(done):  # its end: the thread sees it too, and says so
                     return
-                left = deadline - time.monotonic()
-                if done() or left <= 0:
+                waited = time.monotonic() - begin
+                if done() or waited >= timeout:
                     return
-                self._await(select.POLLIN, left)
+                if waited >= haste:
+                    haste = timeout
+                    if self._notes:
+                        self.wake()
+                if waited < self._spin:
+                    give_way()
+                else:
+                    self._await(select.POLLIN, timeout - waited)
         except FlytError as exc:
             self._fault = exc
         except OSError:  # the thread meets the same, and says so
             return
         finally:
-            self._led = False
+            self._led, self._was_led = False, True
             self._reading.release()
-            self._watch()
+            if not self._ticking:
+                self._watch()
             if self._fault is not None:
                 self.wake()
 
@@ -263,8 +307,8 @@ class Link:
                 return
             self._outbox.popleft()
 
-    def _read(self) -> bool:
-        """Read while there is room; False at the connection's end."""
+    def _read(self, done: Callable[[], bool] | None = None) -> bool:
+        """Read while there is room, or until ``done``; False at the connection's end."""
         while self._handler.has_room():
             try:
                 received = frames.receive(self._sock)
@@ -282,15 +326,6 @@ class Link:
                 frames.close_all(fds)
                 raise
             self._handler.on_message(message, fds)
+            if done is not None and done():
+                break
         return True
-
-
-_links: weakref.WeakSet[Link] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for link in list(_links):
-        link._forget()  # noqa: SLF001 - the module's own
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -8,28 +8,34 @@ inside its block. Any map gives either a message or a ProtocolError.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 from flyt.errors import ProtocolError, SharingError
+from flyt.ipc import frames
 from flyt.ipc.buffer import KEY_BYTES, MAX_CHUNKS, MAX_SIZE, IPCBufferDescriptor
 from flyt.ipc.driver import UUID_BYTES
 from flyt.ipc.dtypes import ITEMSIZES
+from flyt.ipc.fields import Fields
 
-VERSION = 1
+VERSION = 2
 """Of this protocol; both sides must speak the same."""
 
 MAX_DIMENSIONS = 64
 """NumPy's own limit, and PyTorch's."""
-
-MAX_TEXT = 400
-"""Characters of a reason; longer ones are cut."""
 
 TOKEN_BYTES = 16
 EVENT_BYTES = 64
 """CU_IPC_HANDLE_SIZE."""
 
 MAX_ID = 1 << 63
+REMEMBERED = 128
+"""Arrays whose description is packed and checked once, not at each hand-off."""
+
+MAX_RELEASED = 1024
+"""Shares that one Release names, and blocks."""
+
 LIBRARIES = ("numpy", "torch", "cupy")
 
 
@@ -44,7 +50,7 @@ class Hello:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Block:
-    """A block of memory; its descriptors travel beside the message."""
+    """A block of memory; its descriptors travel beside the message, until it is mapped there."""
 
     key: bytes
     uuid: bytes
@@ -90,10 +96,12 @@ class Share:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Release:
-    """The receiver has let go of a share."""
+    """The receiver has let go of shares."""
 
     kind: ClassVar[str] = "release"
-    id: int
+    ids: tuple[int, ...]
+    mapped: tuple[bytes, ...] = ()
+    """Keys of blocks that it keeps mapped until Ended: their shares need no descriptors now."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -133,15 +141,23 @@ Message = Hello | Share | Release | Ended | Claim | Refusal | Bye
 
 def to_map(message: Message) -> dict[str, Any]:
     """For `flyt.ipc.frames.encode`."""
-    content = {name: getattr(message, name) for name in _NAMES[type(message)]}
-    for name in (
-        "block",
-        "layout",
-    ):  # dataclasses.asdict copies deeply, and takes ten times as long
-        part = content.get(name)
-        if part is not None:
-            content[name] = {n: getattr(part, n) for n in _NAMES[type(part)]}
+    content = _fields_of(message)
+    if isinstance(message, Share):
+        content["array"] = _pack(content.pop("block"), content.pop("layout"))
     return {"kind": message.kind, **content}
+
+
+def _fields_of(part: Message | Block | Layout) -> dict[str, Any]:
+    # dataclasses.asdict copies deeply, and takes ten times as long
+    return {name: getattr(part, name) for name in _NAMES[type(part)]}
+
+
+@functools.lru_cache(REMEMBERED)
+def _pack(block: Block | None, layout: Layout) -> bytes:
+    """The part of a share that is the same each time that an array is sent."""
+    return frames.pack(
+        {"block": None if block is None else _fields_of(block), "layout": _fields_of(layout)}
+    )
 
 
 _NAMES: dict[type, tuple[str, ...]] = {
@@ -153,65 +169,11 @@ _NAMES: dict[type, tuple[str, ...]] = {
 # --- checking ----------------------------------------------------------------------------------
 
 
-class _Fields:
-    """Takes the fields out of a peer's map one by one, each with its check; none may be left."""
-
-    def __init__(self, what: str, value: Any) -> None:
-        if not isinstance(value, dict):
-            raise ProtocolError(f"the peer's {what} is no map")
-        self._what, self._map = what, dict(value)
-
-    def _take(self, name: str) -> Any:
-        if name not in self._map:
-            raise ProtocolError(f"the peer's {self._what} lacks {name}")
-        return self._map.pop(name)
-
-    def integer(self, name: str, low: int = 0, high: int = MAX_SIZE) -> int:
-        return self._bounded(name, self._take(name), low, high)
-
-    def _bounded(self, name: str, value: Any, low: int, high: int) -> int:
-        if type(value) is not int or not low <= value <= high:
-            raise ProtocolError(f"the peer's {self._what}.{name} is no integer in {low}..{high}")
-        return value
-
-    def integers(self, name: str, count: int, low: int, high: int = MAX_SIZE) -> tuple[int, ...]:
-        value = self._take(name)
-        if not isinstance(value, list) or len(value) > count:
-            raise ProtocolError(f"the peer's {self._what}.{name} is no list of up to {count}")
-        return tuple(self._bounded(name, item, low, high) for item in value)
-
-    def octets(self, name: str, *lengths: int) -> bytes:
-        value = self._take(name)
-        if not isinstance(value, bytes) or len(value) not in lengths:
-            raise ProtocolError(f"the peer's {self._what}.{name} has not {lengths} bytes")
-        return value
-
-    def text(self, name: str, allowed: tuple[str, ...] = ()) -> str:
-        value = self._take(name)
-        if not isinstance(value, str) or (allowed and value not in allowed):
-            raise ProtocolError(f"the peer's {self._what}.{name} is none of {', '.join(allowed)}")
-        return value[:MAX_TEXT]
-
-    def truth(self, name: str) -> bool:
-        value = self._take(name)
-        if not isinstance(value, bool):
-            raise ProtocolError(f"the peer's {self._what}.{name} is neither true nor false")
-        return value
-
-    def part(self, name: str) -> _Fields | None:
-        value = self._take(name)
-        return None if value is None else _Fields(f"{self._what}.{name}", value)
-
-    def end(self) -> None:
-        if self._map:
-            raise ProtocolError(f"the peer's {self._what} has unknown fields")
-
-
-def _hello(fields: _Fields) -> Hello:
+def _hello(fields: Fields) -> Hello:
     return Hello(fields.integer("version"), fields.text("driver"))
 
 
-def _block(fields: _Fields) -> Block:
+def _block(fields: Fields) -> Block:
     block = Block(
         fields.octets("key", KEY_BYTES),
         fields.octets("uuid", UUID_BYTES),
@@ -224,7 +186,7 @@ def _block(fields: _Fields) -> Block:
     return block
 
 
-def _layout(fields: _Fields | None, size: int) -> Layout:
+def _layout(fields: Fields | None, size: int) -> Layout:
     if fields is None:
         raise ProtocolError("the peer shares no layout")
     layout = Layout(
@@ -261,36 +223,48 @@ def check_layout(layout: Layout, size: int) -> None:
         raise ProtocolError("the array has elements outside its storage")
 
 
-def _share(fields: _Fields) -> Share:
-    ident = fields.integer("id", 0, MAX_ID)
-    token = fields.octets("token", 0, TOKEN_BYTES)
+@functools.lru_cache(REMEMBERED)
+def _unpack(array: bytes) -> tuple[Block | None, Layout]:
+    """Checked once: the same bytes always give the same, or the same error."""
+    fields = Fields("message.array", frames.unpack(array))
     part = fields.part("block")
     block = None if part is None else _block(part)
     layout = _layout(fields.part("layout"), 0 if block is None else block.size)
+    fields.end()
+    return block, layout
+
+
+def _share(fields: Fields) -> Share:
+    ident = fields.integer("id", 0, MAX_ID)
+    token = fields.octets("token", 0, TOKEN_BYTES)
+    block, layout = _unpack(fields.packed("array"))
     return Share(ident, token, block, layout, fields.octets("event", 0, EVENT_BYTES))
 
 
-def _release(fields: _Fields) -> Release:
-    return Release(fields.integer("id", 0, MAX_ID))
+def _release(fields: Fields) -> Release:
+    return Release(
+        fields.integers("ids", MAX_RELEASED, 0, MAX_ID),
+        fields.names("mapped", MAX_RELEASED, KEY_BYTES),
+    )
 
 
-def _ended(fields: _Fields) -> Ended:
+def _ended(fields: Fields) -> Ended:
     return Ended(fields.octets("key", KEY_BYTES))
 
 
-def _claim(fields: _Fields) -> Claim:
+def _claim(fields: Fields) -> Claim:
     return Claim(fields.octets("token", TOKEN_BYTES))
 
 
-def _refusal(fields: _Fields) -> Refusal:
+def _refusal(fields: Fields) -> Refusal:
     return Refusal(fields.octets("token", TOKEN_BYTES), fields.text("reason"))
 
 
-def _bye(_: _Fields) -> Bye:
+def _bye(_: Fields) -> Bye:
     return Bye()
 
 
-_PARSERS: dict[str, Callable[[_Fields], Message]] = {
+_PARSERS: dict[str, Callable[[Fields], Message]] = {
     Hello.kind: _hello,
     Share.kind: _share,
     Release.kind: _release,
@@ -302,13 +276,16 @@ _PARSERS: dict[str, Callable[[_Fields], Message]] = {
 
 
 def parse(value: dict[str, Any], fds: int) -> Message:
-    """The message in a peer's map, which came with so many descriptors."""
-    fields = _Fields("message", value)
+    """The message in a peer's map, which came with so many descriptors.
+
+    A share comes with those of its block, or with none once the receiver has said it is mapped.
+    """
+    fields = Fields("message", value)
     kind = fields.text("kind", tuple(_PARSERS))
     message = _PARSERS[kind](fields)
     fields.end()
     block = message.block if isinstance(message, Share) else None
-    if fds != (len(block.chunks) if block else 0):
+    if fds and fds != (len(block.chunks) if block else 0):
         raise ProtocolError(f"the peer's {kind} came with {fds} descriptors")
     return message
 

@@ -10,6 +10,7 @@ sender is told.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 import weakref
 from typing import Any, Literal
@@ -22,7 +23,7 @@ from flyt.ipc.buffer import Buffer
 from flyt.ipc.connection import TIMEOUT, Connection
 from flyt.ipc.driver import Driver, get_driver
 from flyt.ipc.memory import VirtualMemoryResource
-from flyt.ipc.messages import Block, Layout, Share, require_layout
+from flyt.ipc.messages import REMEMBERED, Block, Layout, Share, require_layout
 from flyt.ipc.outgoing import Outgoing
 from flyt.ipc.torch_pool import adopt_preloaded
 
@@ -70,7 +71,7 @@ def outgoing(
     if what.layout.extent == 0:
         return Outgoing(None, (), what.layout, b"", [what.keep])
     buffer = _block_of(what)
-    layout = _replace_storage(what, buffer)
+    layout = _place(what.layout, what.start - buffer.handle, buffer.size)
     driver, device = buffer.memory_resource.driver, buffer.device_id
     descriptor = buffer.ipc_descriptor
     block = Block(descriptor.key, descriptor.uuid, descriptor.size, descriptor.chunks)
@@ -110,17 +111,19 @@ def _block_of(what: Described) -> Buffer:
     return found
 
 
-def _replace_storage(what: Described, buffer: Buffer) -> Layout:
-    layout = dataclasses.replace(what.layout, storage=what.start - buffer.handle)
-    require_layout(layout, buffer.size)
-    return layout
+@functools.lru_cache(REMEMBERED)
+def _place(layout: Layout, storage: int, size: int) -> Layout:
+    """The layout with its storage there, in a block of that size."""
+    placed = dataclasses.replace(layout, storage=storage)
+    require_layout(placed, size)
+    return placed
 
 
 class _KeptEvent:
-    """An interprocess event, destroyed once the receiver has let go of the share."""
+    """An interprocess event, used again once the receiver has let go of the share."""
 
     def __init__(self, driver: Driver, event: Any) -> None:
-        weakref.finalize(self, driver.destroy_event, event).atexit = False
+        weakref.finalize(self, driver.return_event, event).atexit = False
 
 
 def send(
@@ -202,28 +205,23 @@ def rebuild(
     try:
         ours = adapter(like or share.layout.library)
         if share.block is None:
-            connection.refuse(share.id)  # nothing to hold
+            connection.holdings.refuse(share.id)  # nothing to hold
             return ours.build(share.layout, None, read_only=read_only)
         buffer = _mapping(share.block, fds, ours.device() if device is None else device, read_only)
         if buffer.is_imported:
-            connection.keep_idle(buffer.key, buffer)
+            connection.holdings.keep_idle(buffer.key, buffer)
         owner = Owner(buffer, share.layout.storage, share.layout.extent)
         driver, resident = buffer.memory_resource.driver, buffer.device_id
         if share.event:
             driver.wait_event(resident, ours.stream(resident), share.event)
         array = ours.build(share.layout, owner, read_only=read_only)
     except BaseException:
-        connection.refuse(share.id)
+        connection.holdings.refuse(share.id)
         raise
     finally:
         frames.close_all(fds)
     users = {buffer.memory_resource.device_id, resident}
-
-    def quiesce() -> None:
-        for user in users:
-            driver.synchronize(user)
-
-    connection.hold(owner, share.id, quiesce)
+    connection.holdings.hold(owner, share.id, driver, users)
     return array
 
 
@@ -245,10 +243,20 @@ def _mapping(block: Block, fds: tuple[int, ...], device: int | None, read_only: 
         known = _imports.get(key)
         if known is not None and not known.is_closed:
             return _same(known, block)
+        other = None if fds else _any_mapping(block)
+        descriptor = block.descriptor(fds) if other is None else other.ipc_descriptor
         resource = VirtualMemoryResource(0 if user is None else user, driver=driver)
-        new = Buffer.from_ipc_descriptor(resource, block.descriptor(fds), read_only=read_only)
+        new = Buffer.from_ipc_descriptor(resource, descriptor, read_only=read_only)
         _imports[key] = new
         return new
+
+
+def _any_mapping(block: Block) -> Buffer:
+    """One of another device or right; from the first on the peer sends no descriptors."""
+    for (key, _, _), buffer in _imports.items():
+        if key == block.key and not buffer.is_closed:
+            return _same(buffer, block)
+    raise ProtocolError("the peer shares a block that is not known here, without descriptors")
 
 
 def _same(buffer: Buffer, block: Block) -> Buffer:

@@ -220,7 +220,7 @@ class TwinDriver(Driver):
         self.uuid(device)
         return None, b"flyt-ipc-twin-event".ljust(64, b"\0")
 
-    def destroy_event(self, event: None) -> None:
+    def return_event(self, event: None) -> None:
         """Nothing is kept for an event: the emulated streams are idle."""
 
     def wait_event(self, device: int, stream: int, handle: bytes) -> None:

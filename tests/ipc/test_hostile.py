@@ -21,6 +21,7 @@ from hypothesis import given, settings, strategies as st
 from flyt import ipc
 from flyt.errors import ConfigurationError, HandshakeError, PeerLost, PeerTimeout, ProtocolError
 from flyt.ipc import frames, messages, sockets
+from tests.ipc.test_sharing import eventually
 
 MIB = 1 << 20
 
@@ -53,8 +54,15 @@ def sound_share() -> dict[str, Any]:
     }
 
 
+def wire(share: dict[str, Any]) -> dict[str, Any]:
+    """As it travels: block and layout are packed by themselves."""
+    rest = {name: value for name, value in share.items() if name not in ("block", "layout")}
+    parts = {name: share[name] for name in ("block", "layout") if name in share}
+    return {**rest, "array": msgpack.packb(parts)}
+
+
 def test_a_sound_share_is_taken() -> None:
-    share = messages.parse(sound_share(), 1)
+    share = messages.parse(wire(sound_share()), 1)
     assert isinstance(share, messages.Share)
     assert share.layout.shape == (4, 5)
 
@@ -78,7 +86,7 @@ BAD: list[tuple[str, Any]] = [
     ("block.size", 0),
     ("block.size", -1),
     ("block.size", 2 * MIB + 1),
-    ("block.size", 1 << 100),
+    ("block.size", (1 << 64) - 1),
     ("block.chunks", []),
     ("block.chunks", [0]),
     ("block.chunks", [-(2 * MIB)]),
@@ -107,7 +115,7 @@ BAD: list[tuple[str, Any]] = [
     ("layout.offset", -4),
     ("layout.storage", -1),
     ("layout.storage", 2 * MIB - 79),
-    ("layout.storage", 1 << 64),
+    ("layout.storage", (1 << 64) - 1),
     ("layout.extent", 79),
     ("layout.extent", 3 * MIB),
     ("layout.requires_grad", 0),
@@ -124,7 +132,23 @@ def test_each_wrong_field_is_refused(path: str, value: Any) -> None:
     for parent in parents:
         place = place[parent]
     place[last] = value
+    messages.parse(wire(sound_share()), 1)  # what is remembered of it excuses nothing
     with pytest.raises(ProtocolError):
+        messages.parse(wire(message), 1)
+
+
+@pytest.mark.parametrize(
+    "array", [None, {}, b"", b"\x91" * 5000, msgpack.packb([1]), msgpack.packb({"layout": None})]
+)
+def test_each_wrong_array_is_refused(array: Any) -> None:
+    message = {**wire(sound_share()), "array": array}
+    with pytest.raises(ProtocolError):
+        messages.parse(message, 1)
+
+
+def test_an_array_has_no_unknown_parts() -> None:
+    message = {**wire(sound_share()), "array": msgpack.packb({**sound_share(), "more": 1})}
+    with pytest.raises(ProtocolError, match="unknown fields"):
         messages.parse(message, 1)
 
 
@@ -139,7 +163,27 @@ def test_each_missing_field_is_refused(path: str) -> None:
         place = place[parent]
     del place[last]
     with pytest.raises(ProtocolError, match="lacks"):
-        messages.parse(message, 1)
+        messages.parse(wire(message), 1)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("ids", 7),
+        ("ids", [-1]),
+        ("ids", [True]),
+        ("ids", [0] * 1025),
+        ("mapped", b"k" * 16),
+        ("mapped", [b"k" * 15]),
+        ("mapped", ["k" * 16]),
+        ("mapped", [b"k" * 16] * 1025),
+    ],
+)
+def test_a_wrong_release_is_refused(field: str, value: Any) -> None:
+    sound = {"kind": "release", "ids": [0], "mapped": [b"k" * 16]}
+    assert messages.parse(sound, 0) == messages.Release((0,), (b"k" * 16,))
+    with pytest.raises(ProtocolError):
+        messages.parse({**sound, field: value}, 0)
 
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9)
@@ -150,7 +194,7 @@ anything = st.recursive(
     ),
     max_leaves=8,
 )
-NAMES = [*sound_share(), "key", "reason", "version", "driver"]
+NAMES = [*wire(sound_share()), "ids", "mapped", "key", "reason", "version", "driver"]
 
 
 @settings(deadline=None, database=None)  # another process may have the core
@@ -169,7 +213,11 @@ def test_any_part_is_a_message_or_a_protocol_error(part: str, field: str, value:
     fields = list(message[part])
     message[part][fields[len(field) % len(fields)]] = value
     try:
-        messages.parse(message, 1)
+        packed = wire(message)
+    except (OverflowError, ValueError):  # MessagePack itself has no such thing
+        return
+    try:
+        messages.parse(packed, 1)
     except ProtocolError:
         return
 
@@ -178,7 +226,7 @@ def test_any_part_is_a_message_or_a_protocol_error(part: str, field: str, value:
 def attacker() -> Iterator[tuple[socket.socket, ipc.Connection]]:
     """The raw end of a connection that was greeted, and the victim's."""
     raw, theirs = ipc.pair()
-    frames.send(raw, frames.encode({"kind": "hello", "version": 1, "driver": "emulated"}))
+    frames.send(raw, frames.encode({"kind": "hello", "version": 2, "driver": "emulated"}))
     victim = ipc.Connection(theirs)
     yield raw, victim
     victim.abort()
@@ -200,8 +248,8 @@ FRAMES = {
     "too long": struct.pack("<I", 1 << 17) + bytes(1 << 17),
     "deep": struct.pack("<I", 5000) + b"\x91" * 5000,
     "an extension": frames.encode({"kind": msgpack.ExtType(4, b"x")}),
-    "greets twice": frames.encode({"kind": "hello", "version": 1, "driver": "emulated"}),
-    "releases what is not shared": frames.encode({"kind": "release", "id": 7}),
+    "greets twice": frames.encode({"kind": "hello", "version": 2, "driver": "emulated"}),
+    "releases what is not shared": frames.encode({"kind": "release", "ids": [7], "mapped": []}),
 }
 
 
@@ -258,7 +306,7 @@ def test_received_descriptors_do_not_survive_exec(
             "extent": 1,
             "dtype": "bool",
         }
-        frames.send(raw, frames.encode(message), buffer.ipc_descriptor.fds)
+        frames.send(raw, frames.encode(wire(message)), buffer.ipc_descriptor.fds)
         _, fds = victim.next_share()
         assert [os.get_inheritable(fd) for fd in fds] == [False]
         assert not os.get_inheritable(buffer.ipc_descriptor.fds[0])
@@ -278,12 +326,12 @@ def test_a_descriptor_that_is_no_memory_is_refused(
         fd = os.memfd_create(name, os.MFD_ALLOW_SEALING)
         os.truncate(fd, 2 * MIB if kind == "unsealed" else 4096)
     before = descriptors()
-    frames.send(raw, frames.encode(sound_share()), (fd,))
+    frames.send(raw, frames.encode(wire(sound_share())), (fd,))
     with pytest.raises(Exception, match="CUDA error 1"):
         ipc.recv(victim)
     assert descriptors() == before
     os.close(fd)
-    assert ipc.messages.parse(_answer(raw), 0) == messages.Release(0)  # it is told to let go
+    assert ipc.messages.parse(_answer(raw), 0) == messages.Release((0,))  # it is told to let go
 
 
 def _answer(raw: socket.socket) -> dict[str, Any]:
@@ -302,9 +350,75 @@ def test_a_known_key_with_another_size_is_refused(
     with ipc.VirtualMemoryResource().allocate(100) as mine:
         message = sound_share()
         message["block"]["key"] = mine.key
-        frames.send(raw, frames.encode(message), mine.ipc_descriptor.fds)
+        frames.send(raw, frames.encode(wire(message)), mine.ipc_descriptor.fds)
         with pytest.raises(ProtocolError, match="describes another"):
             ipc.recv(victim)
+
+
+def test_a_share_without_descriptors_of_an_unknown_block_is_refused(
+    attacker: tuple[socket.socket, ipc.Connection],
+) -> None:
+    raw, victim = attacker
+    frames.send(raw, frames.encode(wire(sound_share())))
+    with pytest.raises(ProtocolError, match="without descriptors"):
+        ipc.recv(victim)
+    assert _answer(raw) == {"kind": "release", "ids": [0], "mapped": []}
+
+
+def _shares(raw: socket.socket) -> tuple[dict[str, Any], int]:
+    """The next share, and how many descriptors came with it."""
+    raw.settimeout(20)
+    while True:
+        received = frames.receive(raw)
+        assert received is not None
+        frames.close_all(received[1])
+        if received[0]["kind"] == "share":
+            return received[0] | frames.unpack(received[0]["array"]), len(received[1])
+
+
+def test_descriptors_travel_until_the_receiver_says_that_the_block_is_mapped(
+    attacker: tuple[socket.socket, ipc.Connection],
+) -> None:
+    raw, victim = attacker
+    array = ipc.empty((10,))
+
+    def sent(value: object, mapped: Callable[[dict[str, Any]], list[bytes]]) -> int:
+        ipc.send(victim, value)
+        share, count = _shares(raw)
+        release = {"kind": "release", "ids": [share["id"]], "mapped": mapped(share)}
+        frames.send(raw, frames.encode(release))
+        victim.wait_released(20)
+        return count
+
+    assert sent(array, lambda _: []) == 1
+    assert sent(array, lambda share: [b"?" * 16, share["block"]["key"]]) == 1  # one was never its
+    assert sent(array, lambda _: []) == 0
+    assert sent(array[3:], lambda _: []) == 0
+    assert sent(ipc.empty((10,)), lambda _: []) == 1  # another block
+    assert len(victim._mapped_keys) == 1  # a peer can't make it grow,
+    del array
+    assert eventually(lambda: not victim._mapped_keys)  # nor do blocks that are no more
+
+
+def test_releases_are_gathered_and_none_waits_for_another_call(
+    attacker: tuple[socket.socket, ipc.Connection],
+) -> None:
+    raw, victim = attacker
+    count = 200
+    with ipc.VirtualMemoryResource().allocate(2 * MIB) as buffer:
+        block = {**sound_share()["block"], "key": b"g" * 16}
+        for i in range(count):
+            fds = () if i else buffer.ipc_descriptor.fds
+            frames.send(raw, frames.encode(wire({**sound_share(), "id": i, "block": block})), fds)
+            ipc.recv(victim)  # and dropped at once
+        ids: list[int] = []
+        answers = []
+        while len(ids) < count:
+            answers.append(_answer(raw))
+            ids += answers[-1]["ids"]
+    assert sorted(ids) == list(range(count))
+    assert len(answers) <= count // 2
+    assert [answer["mapped"] for answer in answers] == [[b"g" * 16]] + [[]] * (len(answers) - 1)
 
 
 def test_an_answer_that_nobody_asked_for_is_let_go(
@@ -314,8 +428,8 @@ def test_an_answer_that_nobody_asked_for_is_let_go(
     before = descriptors()
     with ipc.VirtualMemoryResource().allocate(2 * MIB) as buffer:
         message = {**sound_share(), "token": b"t" * 16}
-        frames.send(raw, frames.encode(message), buffer.ipc_descriptor.fds)
-        assert _answer(raw) == {"kind": "release", "id": 0}
+        frames.send(raw, frames.encode(wire(message)), buffer.ipc_descriptor.fds)
+        assert _answer(raw) == {"kind": "release", "ids": [0], "mapped": []}
         with pytest.raises(PeerTimeout):
             ipc.recv(victim, timeout=0.05)
     assert descriptors() == before

@@ -248,8 +248,9 @@ def test_the_cuda_driver_shares_a_buffer(environment: dict[str, str]) -> None:
 def test_the_cuda_driver_s_events(environment: dict[str, str]) -> None:
     told = cuda(
         "d = CudaDriver()\n"
-        "e, h = d.export_event(1, 5); d.wait_event(0, 6, h); d.destroy_event(e)\n"
-        "d.synchronize(1, 9); print(h == b'h' * 64)\n",
+        "e, h = d.export_event(1, 5); d.wait_event(0, 6, h); d.return_event(e)\n"
+        "f, g = d.export_event(1, 7); d.export_event(1, 8); d.export_event(0, 9)\n"
+        "d.synchronize(1, 9); print(h == g == b'h' * 64)\n",
         environment,
     )
     assert told == "True\n"
@@ -259,9 +260,23 @@ def test_the_cuda_driver_s_events(environment: dict[str, str]) -> None:
         "open hhhh in 1000",
         "stream 6 waits for 88",
         "destroy 88",
-        "destroy 77",
+        "record 77 on 7",  # it was returned, so it serves again
+        "event 6 in 1001",  # it is in use
+        "record 77 on 8",
+        "event 6 in 1000",  # events belong to a device
+        "record 77 on 9",
         "synchronize stream 9",
     ]
+
+
+def test_the_cuda_driver_keeps_so_many_events(environment: dict[str, str]) -> None:
+    cuda(
+        "d = CudaDriver()\n"
+        "for e in [d.export_event(0, 5)[0] for _ in range(70)]: d.return_event(e)\n",
+        environment,
+    )
+    log = log_of(environment)
+    assert (log.count("event 6 in 1000"), log.count("destroy 77")) == (70, 6)
 
 
 def test_the_cuda_driver_s_refusals(environment: dict[str, str]) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +19,7 @@ import pytest
 from flyt import ipc
 from flyt.errors import HandshakeError, PeerLost, PeerTimeout, SharingError
 from flyt.ipc.dtypes import NUMPY_NAMES
+from flyt.ipc.link import Link
 from tests.ipc.test_memory import file_behind
 
 CYCLES = int(os.environ.get("FLYT_TEST_CYCLES", "10000"))
@@ -328,6 +332,86 @@ def test_a_read_only_import_can_not_be_written(peer: Callable[..., Any]) -> None
     other.say()
 
 
+def test_after_a_loop_of_hand_offs_nobody_wakes_up_in_vain(
+    both: tuple[ipc.Connection, ipc.Connection],
+) -> None:
+    array = shared([1])
+    for _ in range(300):
+        ipc.send(both[0], array)
+        ipc.recv(both[1])
+    both[0].wait_released(PATIENCE)
+    time.sleep(0.5)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+    time.sleep(1)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before < 100
+
+
+def test_a_loop_of_hand_offs_does_not_wake_the_thread_each_time(
+    both: tuple[ipc.Connection, ipc.Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    woken = 0
+    wake = Link.wake
+
+    def counted(link: Link) -> None:
+        nonlocal woken
+        woken += 1
+        wake(link)
+
+    monkeypatch.setattr(Link, "wake", counted)
+    array = shared([1])
+    for _ in range(400):
+        ipc.send(both[0], array)
+        ipc.recv(both[1])
+    both[0].wait_released(PATIENCE)
+    assert 0 < woken < 200
+
+
+def test_no_thread_is_left_when_the_interpreter_ends() -> None:
+    code = (
+        "import atexit, threading\n"  # what is registered first is called last
+        "atexit.register(lambda: print([t.name for t in threading.enumerate()]))\n"
+        "from flyt import ipc\n"
+        "left, right = (ipc.Connection(sock) for sock in ipc.pair())\n"
+        "ipc.send(left, ipc.empty((3,))); a = ipc.recv(right)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "FLYT_IPC_DRIVER": "emulated"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout, done.returncode) == ("['MainThread']\n", 0), done.stderr
+
+
+def test_a_receiver_looks_only_briefly_before_it_sleeps(
+    both: tuple[ipc.Connection, ipc.Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[float] = []
+    monkeypatch.setattr("flyt.ipc.link.give_way", lambda: looked.append(time.monotonic()))
+    both[1]._link._spin = 0.001  # also where there is one processor
+    with pytest.raises(PeerTimeout):
+        ipc.recv(both[1], timeout=1)
+    assert looked
+    assert looked[-1] - looked[0] < 0.5
+
+
+def test_a_known_block_is_mapped_again_without_its_descriptors(peer: Callable[..., Any]) -> None:
+    other = peer(
+        "ipc.recv(conn)\n"  # its release says that the block is mapped
+        "a = ipc.recv(conn, read_only=True); b = ipc.recv(conn, device=1)\n"
+        "b[0] = 6; say(a[0], b[0], a.ctypes.data != b.ctypes.data); hear()"
+    )
+    array = shared([5])
+    ipc.send(other.conn, array)
+    other.conn.wait_released(PATIENCE)
+    ipc.send(other.conn, array)
+    ipc.send(other.conn, array)
+    assert other.hear() == "6.0 6.0 True"
+    other.say()
+
+
 def test_an_array_on_another_device_says_where_it_lies(peer: Callable[..., Any]) -> None:
     other = peer(
         "a = ipc.recv(conn, device=0)\n"
@@ -426,7 +510,7 @@ def test_another_driver_is_told_at_the_handshake(peer: Callable[..., Any]) -> No
     ours, theirs = ipc.pair()
     from flyt.ipc import frames
 
-    frames.send(theirs, frames.encode({"kind": "hello", "version": 1, "driver": "cuda"}))
+    frames.send(theirs, frames.encode({"kind": "hello", "version": 2, "driver": "cuda"}))
     conn = ipc.Connection(ours)
     with pytest.raises(HandshakeError, match="FLYT_IPC_DRIVER"):
         ipc.recv(conn)
@@ -438,7 +522,7 @@ def test_another_version_is_told_at_the_handshake() -> None:
     from flyt.ipc import frames
 
     ours, theirs = ipc.pair()
-    frames.send(theirs, frames.encode({"kind": "hello", "version": 2, "driver": "emulated"}))
+    frames.send(theirs, frames.encode({"kind": "hello", "version": 3, "driver": "emulated"}))
     conn = ipc.Connection(ours)
     with pytest.raises(HandshakeError, match="same Flyt"):
         ipc.recv(conn)
