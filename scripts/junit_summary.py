@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adds up the groups of a test run: ``junit_summary.py FOLDER [JSON]``. Exit 1 unless all passed.
 
-FOLDER holds a file for each group, and beside it ``NAME.xml`` if its pytest ended in order.
+FOLDER holds a file for each group, and beside it ``NAME.xml``, which pytest has written, and the
+status that it ended with, ``NAME.rc``.
 """
 
 from __future__ import annotations
@@ -13,14 +14,19 @@ from collections import Counter
 from pathlib import Path
 
 
+ENDED = {0, 1, 5}
+"""pytest's: all passed, some failed, none were selected. Others were cut, as by a time limit."""
+
+
 def main(folder: Path, target: Path | None) -> int:
     """Print the closing line of all groups together; write it as JSON."""
     counts: Counter[str] = Counter()
     failures, unfinished = [], []
     for group in sorted(p for p in folder.iterdir() if not p.suffix):
-        report = group.with_suffix(".xml")
-        if not report.exists():
+        report, status = group.with_suffix(".xml"), group.with_suffix(".rc")
+        if not status.exists() or int(status.read_text()) not in ENDED:
             unfinished.append(group.name)
+        if not report.exists():
             continue
         for case in ET.parse(report).getroot().iter("testcase"):
             name = f"{case.get('classname')}::{case.get('name')}"

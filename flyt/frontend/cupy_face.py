@@ -25,7 +25,7 @@ from flyt.errors import DeviceError
 from flyt.frontend import public as f
 from flyt.frontend.api import sharing
 from flyt.frontend.api.callbacks import launch
-from flyt.frontend.api.convention import INVALID_VALUE, Answer, cuda
+from flyt.frontend.api.convention import INVALID_VALUE, SUCCESS, Answer, cuda
 from flyt.frontend.api.unsupported import unsupported
 from flyt.frontend.cupy_constants import CONSTANTS
 from flyt.frontend.cupy_errors import CUDARuntimeError, check_status
@@ -61,10 +61,12 @@ def _plain(value: Any) -> Any:
 
 
 def _values(answer: Answer) -> Any:
-    check_status(int(answer[0]))
-    if len(answer) == 2:
-        return _plain(answer[1])
-    return tuple(map(_plain, answer[1:])) or None
+    if answer[0] is not SUCCESS:
+        check_status(int(answer[0]))
+    count = len(answer)
+    if count == 1:
+        return None
+    return _plain(answer[1]) if count == 2 else tuple(map(_plain, answer[1:]))
 
 
 def _status(answer: Answer) -> int:

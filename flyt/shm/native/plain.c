@@ -20,7 +20,6 @@ enum { BLOCKS = 64, SEGMENTS = 16, STREAMS = 16, ENTRY = 128 };
 
 #define BATCH 32      // answered together at most: the client has as many credits back by then
 #define BRIEF 65536   // bytes: what is larger shares its answer with nothing, and is waited for longer
-#define SMALL 16384   // bytes: well below the 64 KiB up to which cudaMemcpyAsync promises it
 #define NOT_READY 600 // CUDA_ERROR_NOT_READY
 
 // A device's own functions, in the form of cuMemcpyAsync, cuMemsetD8Async and cuStreamQuery: 0 is success.
@@ -131,13 +130,6 @@ static int is_plain(const plain_t *p, const unsigned char *bytes, int64_t length
 
 static int issue(const command_t *c) {
     const stream_t *s = c->stream;
-    char small[SMALL];
-    if (c->code == COPY_IN && s->query && c->size <= SMALL) {
-        // Few bytes of ordinary memory a GPU's driver takes into its own buffer at the call, which is sooner done than
-        // its copy engine has fetched them from the window.
-        memcpy(small, (const void *)c->from, c->size);
-        return s->move(c->to, (uint64_t)small, c->size, s->handle);
-    }
     if (c->code == FILL)
         return s->fill(c->to, c->value, c->size, s->handle);
     return s->move(c->to, c->from, c->size, s->handle);
