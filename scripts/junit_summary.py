@@ -13,7 +13,6 @@ import xml.etree.ElementTree as ET
 from collections import Counter
 from pathlib import Path
 
-
 ENDED = {0, 1, 5}
 """pytest's: all passed, some failed, none were selected. Others were cut, as by a time limit."""
 
