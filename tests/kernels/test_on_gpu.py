@@ -80,6 +80,22 @@ with flyt.connect():
     print(fresh.copy_to_host().sum())
 """
 
+BYSTANDER = """
+import sys
+import time
+import numpy as np
+import flyt
+error, block = flyt.cudaMalloc(4)
+for line in sys.stdin:
+    if line == "connect\\n":
+        began = time.monotonic()
+        with flyt.connect():
+            total = flyt.to_device(np.arange(4)).copy_to_host().sum()
+        print(total, time.monotonic() - began < 5, flush=True)
+        break
+    print(*[int(flyt.cudaMemset(block, 0, 4)[0]), int(flyt.cudaDeviceSynchronize()[0])], flush=True)
+"""
+
 
 @pytest.fixture
 def module(gpu_session: flyt.Session) -> flyt.RawModule:
@@ -301,6 +317,29 @@ def test_a_fault_is_sticky_and_hurts_nobody_else(
     assert done.returncode == 0, done.stderr + served.log
     assert done.stdout.splitlines() == ["700 700 700 700 700", "700", "6"], done.stdout
     assert counted(7) == "12\n"
+
+
+def test_a_fault_under_shared_ends_all_sessions_of_its_worker_and_no_later_ones(
+    backend: Callable[..., Any],
+    run_client: Callable[..., Any],
+    start_client: Callable[..., subprocess.Popen[str]],
+) -> None:
+    served = backend()
+    other = start_client(BYSTANDER, served)
+
+    def said(line: str) -> str:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        other.stdin.write(line + "\n")
+        other.stdin.flush()
+        return other.stdout.readline().strip()
+
+    assert said("") == "0 0"
+    done = run_client(FAULTY, served)
+    assert done.returncode == 0, done.stderr + served.log
+    assert done.stdout.splitlines() == ["700 700 700 700 700", "700", "6"], done.stdout
+    assert said("") == "700 700"
+    assert said("connect") == "6 True"
 
 
 def test_numba_runs_unmodified(

@@ -250,7 +250,7 @@ def test_one_field_more_or_less_is_refused(vocabulary: Vocabulary, code: int, cl
 
 
 @given(vocabulary=any_vocabulary, data=st.binary(max_size=200))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=10_000, deadline=None)
 def test_any_bytes(vocabulary: Vocabulary, data: bytes) -> None:
     _check_any(vocabulary, data)
 
