@@ -47,7 +47,9 @@ signal.signal(signal.SIGUSR1, interrupt)
 thread = threading.Thread(target=run)
 thread.start()
 more = [bytes(100_000)] * (int(sys.argv[1]) - 1)
-for n in range(3000):
+n = -1
+while n < 3000 or caught <= 20:  # on a busy machine few come in time
+    n += 1
     before = outbox.sent
     try:
         armed = True
@@ -80,7 +82,7 @@ def test_an_interrupted_message_is_sent_or_not_and_one_can_tell(count: int) -> N
         timeout=LIMIT,
     )
     assert run.returncode == 0, run.stderr
-    assert int(run.stdout) > 3, "it was hardly interrupted"  # a busy machine: 8
+    assert int(run.stdout) > 20, "it was hardly interrupted"
 
 
 @pytest.fixture
