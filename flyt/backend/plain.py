@@ -2,7 +2,8 @@
 """Plain commands, which a session's thread serves without Python (`flyt/shm/native/plain.c`).
 
 Copies and fills in memory and on a stream that Python has checked before, while nothing else of the
-session is in flight: small ones in a row, and on a GPU a large one by itself. What Python has
+session is in flight: small ones in a row, and on a GPU large ones in a row with marks of the device
+behind each. What Python has
 checked is noted in a table that the compiled loop reads; it is changed only by the thread that runs
 the loop, and forgotten as a whole as soon as a block, a stream or a segment of the window is gone.
 All else stays in the ring, for Python.
@@ -11,12 +12,14 @@ All else stays in the ring, for Python.
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 from flyt.backend.answers import Answers
 from flyt.backend.blocks import Block
-from flyt.backend.devices.base import Direct
+from flyt.backend.devices.base import Device, Direct
+from flyt.backend.inbox import Inbox
 from flyt.backend.streams import SessionStream
 from flyt.backend.wire import Wire
 from flyt.errors import DeviceError
@@ -27,7 +30,7 @@ from flyt.shm.window import Window
 if TYPE_CHECKING:
     from flyt.backend.session import Session
 
-BLOCKS, SEGMENTS, STREAMS = 64, 16, 16
+BLOCKS, SEGMENTS, STREAMS, MARKS = 64, 16, 16, 16
 """How many of each are noted; a program seldom uses more in turns, and each is looked for in
 nanoseconds. One more takes the place of the oldest."""
 
@@ -36,11 +39,13 @@ LARGEST = 64 << 10
 
 UNBOUNDED = (1 << 64) - 1
 
+log = logging.getLogger(__name__)
+
 MOST_SECONDS = 0.001
 """After so long the thread looks at its socket and its inbox, as it does between two turns; with a
-large copy under way after as long as it would ask the device itself."""
+large copy under way that has no mark, after as long as it would ask the device itself."""
 
-IDLE, LOOK, OTHER, KICK = range(4)
+IDLE, LOOK, OTHER, KICK, LATE = range(5)
 """What the loop returns."""
 
 
@@ -61,6 +66,9 @@ class _Stream(ctypes.Structure):
         ("fill", ctypes.c_void_p),
         ("query", ctypes.c_void_p),
     )
+
+
+_OF_A_STREAM = len(_Stream._fields_) - 2
 
 
 class Table(ctypes.Structure):
@@ -86,6 +94,13 @@ class Table(ctypes.Structure):
         ("moved", ctypes.c_uint64),
         ("woken", ctypes.c_uint64),
         ("slow", ctypes.c_uint64),
+        ("marks", ctypes.c_uint32),
+        ("oldest", ctypes.c_uint32),
+        ("marked", ctypes.c_uint64),
+        ("since", ctypes.c_uint64),
+        ("record", ctypes.c_void_p),
+        ("reached", ctypes.c_void_p),
+        ("mark", ctypes.c_void_p * MARKS),
         ("block", _Range * BLOCKS),
         ("segment", _Range * SEGMENTS),
         ("queue", _Stream * STREAMS),
@@ -128,12 +143,14 @@ class PlainCommands:
     session : Session
     wire : Wire
     answers : Answers
+    inbox : Inbox
+        The session's: what is in it does not wait for a long row of commands.
     """
 
-    def __init__(self, session: Session, wire: Wire, answers: Answers) -> None:
+    def __init__(self, session: Session, wire: Wire, answers: Answers, inbox: Inbox) -> None:
         self._session = session
         self._holdings = session.holdings
-        self._wire = wire
+        self._wire, self._inbox = wire, inbox
         self._answers = answers
         self._known: tuple[object, ...] = ()
         self._serve: Callable[..., int] | None = None
@@ -141,6 +158,7 @@ class PlainCommands:
         table = self._table = Table(pid=session.pid, largest=LARGEST)
         self._blocks, self._segments = _Notes(table.block), _Notes(table.segment)
         self._streams = _Notes(table.queue)
+        self._marked: Device | None = None
 
     def begin(self, native: Native, window: Window) -> None:
         """The client may use its rings from now on."""
@@ -153,6 +171,14 @@ class PlainCommands:
     def end(self) -> None:
         """The rings, or the window, are going."""
         self._serve = self._window = None
+        table, device, self._marked = self._table, self._marked, None
+        marks, table.marks = table.mark[: table.marks], 0
+        try:
+            for mark in marks:
+                if device is not None:
+                    device.destroy_event(mark)
+        except DeviceError as exc:  # the context is broken, and they with it
+            log.info("marks of the compiled loop: %s", exc)
 
     def note(
         self, number: int, stream: SessionStream, block: Block, index: int | None = None
@@ -177,8 +203,10 @@ class PlainCommands:
             if direct is None:
                 self.end()  # no device will: all are of a kind
                 return
-            self._streams.add(number, number, stream.device.ordinal, *direct)
+            self._streams.add(number, number, stream.device.ordinal, *direct[:_OF_A_STREAM])
             self._table.largest = UNBOUNDED if direct.query else LARGEST
+            if direct.record and self._marked is None:
+                self._make_marks(stream.device, direct)
         if block.address not in self._blocks:
             start, end = block.address, block.address + block.size
             self._blocks.add(start, start, end, block.device.ordinal)
@@ -203,6 +231,16 @@ class PlainCommands:
         except DeviceError:  # the context is broken, and whoever asks for work hears of it
             return None
 
+    def _make_marks(self, device: Device, direct: Direct) -> None:
+        table, self._marked = self._table, device
+        table.marked, table.record, table.reached = device.ordinal, direct.record, direct.reached
+        while table.marks < MARKS:
+            try:
+                table.mark[table.marks] = device.create_event()
+            except DeviceError:  # no memory: with fewer, or one at a time
+                break
+            table.marks += 1
+
     def _count(self) -> None:
         table = self._table
         table.blocks, table.segments = len(self._blocks), len(self._segments)
@@ -225,25 +263,50 @@ class PlainCommands:
         ------
         ProtocolError
         """
+        serve = self._ready()
+        return self._wire.spin(seconds) if serve is None else self._run(serve, seconds) != IDLE
+
+    def take(self) -> bool:
+        """Serve what is plain and has come already; whether there was anything. Who was just woken
+        has all its Python yet to be fetched into the caches, and the loop is small.
+
+        Raises
+        ------
+        ProtocolError
+        """
+        serve, before = self._ready(), self._answers.taken
+        if serve is not None:
+            self._run(serve, 0.0)
+        return self._answers.taken != before
+
+    def _ready(self) -> Callable[..., int] | None:
+        """The loop, if it may run now."""
         serve, window = self._serve, self._window
         if serve is None or window is None or not (self._wire.is_quiet and self._holdings.is_quiet):
-            return self._wire.spin(seconds)
+            return None
         self._forget_what_is_gone(window)
+        return serve
+
+    def _run(self, serve: Callable[..., int], seconds: float) -> int:
         replies = self._wire.rings[1]
         table, answers = self._table, self._answers
         table.taken, table.moved, table.count = answers.taken, 0, 0
         table.woken = replies.woken
         linger, most = int(seconds * 1e9), int(MOST_SECONDS * 1e9)
         longest = max(most, int(device_spin_seconds() * 1e9))
-        why = serve(ctypes.byref(table), linger, most, longest, is_polite())
-        replies.woken = table.woken
+        while True:
+            why = serve(ctypes.byref(table), linger, most, longest, is_polite())
+            replies.woken = table.woken
+            if why == KICK:
+                self._wire.kick()
+            goes_on = why in (KICK, LOOK) and table.count and table.slow and table.marks
+            if not goes_on or self._inbox:
+                break
         self._holdings.moved += table.moved
         answers.were_given(table.taken, table.count)
-        if why == KICK:
-            self._wire.kick()
         if table.count:
             self._complete(table.first, table.count, table.stream, brief=not table.slow)
-        return bool(why != IDLE)
+        return why
 
     def _complete(self, first: int, count: int, number: int, *, brief: bool) -> None:
         """The loop began these commands; they are finished like others."""

@@ -23,13 +23,16 @@ Notification = Callable[[int], None]
 
 class Direct(NamedTuple):
     """How compiled code puts small work on a stream: the stream as a pointer, and addresses of
-    functions with the arguments and results of cuMemcpyAsync, cuMemsetD8Async and cuStreamQuery.
-    ``query`` is 0 where work is done when the call is back."""
+    functions with the arguments and results of cuMemcpyAsync, cuMemsetD8Async, cuStreamQuery,
+    cuEventRecord and cuEventQuery. The last three are 0 where work is done when the call is back;
+    else the device's events are addresses too."""
 
     stream: int
     move: int
     fill: int
     query: int
+    record: int
+    reached: int
 
 
 Handle = Any
