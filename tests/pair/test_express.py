@@ -234,6 +234,34 @@ def test_a_long_copy_wakes_the_worker_before_its_first_byte(
     assert np.array_equal(back, data)
 
 
+@needs_rings
+def test_the_parts_of_a_long_copy_take_the_short_way(
+    session: flyt.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, slots = 100 << 20, session._slots
+    assert slots is not None
+    device, back = cudart.cudaMalloc(size)[1], np.zeros(size, np.uint8)
+    data = np.random.default_rng(5).integers(0, 256, size, dtype=np.uint8)
+    lent, is_lent = [], StagedWay._is_lent
+
+    def counted(*arguments: Any) -> bool:
+        lent.append(is_lent(*arguments))
+        return lent[-1]
+
+    monkeypatch.setattr(StagedWay, "_is_lent", counted)
+    for _ in range(3):
+        data ^= 0x5A
+        assert cudart.cudaMemcpy(device, data, size, H2D) == (0,)
+        assert cudart.cudaMemcpy(back, device, size, D2H) == (0,)
+        assert np.array_equal(back, data)
+    assert len(lent) > 2 * slots.count, "each slot went round"
+    assert lent.count(True) > len(lent) / 2, "an answer of another kind is Python's to read"
+    held: list[list[Any]] = [[] for _ in range(slots.count + 1)]
+    assert [slots.try_take(one) for one in held] == [True] * slots.count + [False]
+    for one in held:
+        slots.give_back(one)
+
+
 def test_threads_share_the_short_way(session: flyt.Session) -> None:
     """One place for copies to the host: who finds it taken goes the general way."""
     wrong: list[str] = []

@@ -49,6 +49,8 @@ _QUICK = {
         (_ADDRESS, *[_U64] * 3, ctypes.c_int64, ctypes.c_int, _U64, ctypes.c_int, _U64),
     ),
     "flyt_express_fill": (ctypes.c_int64, (_ADDRESS, *[_U64] * 3, ctypes.c_int64)),
+    "flyt_express_part": (ctypes.c_int64, (_ADDRESS, *[_U64] * 4, _ADDRESS)),
+    "flyt_express_state": (ctypes.c_int, (_ADDRESS, _U64)),
     "flyt_express_read": (ctypes.c_int, (_ADDRESS,)),
     "flyt_express_heard": (None, (_ADDRESS,)),
     "flyt_express_answered": (None, (_ADDRESS, _U64, _U64)),
@@ -102,6 +104,8 @@ class Native:
         self.express_in = quick.flyt_express_in
         self.express_out = quick.flyt_express_out
         self.express_fill = quick.flyt_express_fill
+        self.express_part = quick.flyt_express_part
+        self.express_state = quick.flyt_express_state
         self.express_read = quick.flyt_express_read
         self.express_wait = long.flyt_express_wait
         self.express_heard = quick.flyt_express_heard
