@@ -213,22 +213,29 @@ def test_a_long_copy_wakes_the_worker_before_its_first_byte(
     size = 8 << 20
     device, data = cudart.cudaMalloc(size)[1], np.arange(size // 8).view(np.uint8)
     assert cudart.cudaDeviceSynchronize() == (0,)
-    asleep = []
+    order = []
     commands = session.connection._wire.rings[0]
     deadline = time.monotonic() + LIMIT
     while not commands.sleeper() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert commands.sleeper(), "the worker never sleeps"
-    pack = StagedWay._pack
+    pack, link = StagedWay._pack, session.connection.link
+    assert link is not None
+    wake = link.wake
 
     def packs(way: StagedWay, flight: Any) -> None:
-        asleep.append(commands.sleeper())
+        order.append("pack")
         pack(way, flight)
 
+    def wakes(asleep: int) -> None:
+        order.append("wake")
+        wake(asleep)
+
     monkeypatch.setattr(StagedWay, "_pack", packs)
+    monkeypatch.setattr(link, "wake", wakes)
     assert cudart.cudaMemcpy(device, data, size, H2D) == (0,)
-    assert asleep[0] == 0
-    assert len(asleep) > 1, "one part alone"
+    assert order[0] == "wake"
+    assert order.count("pack") > 1, "one part alone"
     back = np.zeros_like(data)
     assert cudart.cudaMemcpy(back, device, size, D2H) == (0,)
     assert np.array_equal(back, data)
