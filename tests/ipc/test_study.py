@@ -101,13 +101,14 @@ def test_what_broke_an_experiment_off_is_told(
     assert costs.verdict == "not answered: CUDA error 719: it failed"
 
 
+@pytest.mark.parametrize("then", ["", "os.close(1);"], ids=["measuring", "ending"])
 def test_an_experiment_that_hangs_is_ended_with_its_children(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, then: str
 ) -> None:
     code = (
-        "child = subprocess.Popen(['sleep', '600']);"
+        "child = subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL);"
         f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid));"
-        "print(ROW, flush=True); child.wait()"
+        f"print(ROW, flush=True); {then} child.wait()"
     )
     _worker(monkeypatch, tmp_path, {"costs": code})
     costs, crashes = run(["costs", "crashes"], "emulated", "numpy", 4.0, lambda *_: None)

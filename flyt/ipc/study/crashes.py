@@ -42,11 +42,14 @@ if end == "freed": del array; conn.close(); sys.exit(0)
 if end == "killed": os.kill(os.getpid(), signal.SIGKILL)
 if end == "aborted": os.abort()
 if end == "faulting": import ctypes; ctypes.memset(8, 0, 1)
+from flyt.ipc.study.crashes import FAULT
 from flyt.ipc.study.gpu import Gpu
-gpu = Gpu('extern "C" __global__ void fault(unsigned long long *at) { *at = 1; }')
+gpu = Gpu(FAULT)
 gpu.launch("fault", 1, 1, (8,))
 gpu.synchronize()
 """
+
+FAULT = 'extern "C" __global__ void fault(unsigned long long *at) { *at = 1; }'
 
 ENDS = ("killed", "aborted", "faulting", "freed")
 GPU_ENDS = (*ENDS, "kernel fault")

@@ -72,9 +72,10 @@ def _ask(question: str, like: str, deadline: float, progress: Progress) -> Answe
         for row in _rows(worker, deadline):
             rows.append(row)
             progress(f"{question}: {len(rows)} rows", 0)
-        if worker.poll() is None and time.monotonic() >= deadline:
+        try:
+            code = worker.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
             return _answer(question, rows, "it was ended when the time was over")
-        code = worker.wait(max(1.0, deadline - time.monotonic()))
         errors.seek(0)
         words = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
     if code:

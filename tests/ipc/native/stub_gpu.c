@@ -160,6 +160,8 @@ static int attach(u64 *address, const Handle *handle)
 int cuIpcGetMemHandle(Handle *handle, u64 address) { return describe(handle, address, MALLOC); }
 int cuIpcOpenMemHandle_v2(u64 *address, Handle handle, unsigned flags)
 {
+    if (getenv("STUB_DIES"))
+        abort();
     return flags == 1 ? attach(address, &handle) : INVALID;
 }
 int cuIpcCloseMemHandle(u64 address) { return address ? 0 : INVALID; }
@@ -317,7 +319,7 @@ int cuLaunchKernel(u64 f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, un
         v[i] = *(u64 *)params[i];
     if (n == 1)
         return v[0] > 0 && v[0] < 10000000 && stream ? 0 : INVALID;
-    if (!n)
+    if (!n || getenv("STUB_FAULT") && !strcmp(name, getenv("STUB_FAULT")))
         return LAUNCH_FAILED;
     if (n < 5) { /* its first and its last word, which must be there */
         volatile u64 *words = (u64 *)v[0];
