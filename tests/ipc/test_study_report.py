@@ -146,14 +146,15 @@ def test_the_bound_is_of_the_worst_of_the_large_blocks() -> None:
     assert "0.995" in verdict(bandwidth())
     assert "from 256 MiB on is kept" in verdict(bandwidth())
     assert "from 256 MiB on is MISSED" in verdict(bandwidth(0.9899))
-    rows = bandwidth()
-    (one,) = (
-        row
-        for row in rows
-        if (row["operation"], row["memory"], row["size"]) == ("read", "imported vmm", 1024 * MIB)
-    )
-    one["of_local"] = 0.9
-    assert "MISSED" in verdict(rows)
+    for size in (256 * MIB, 1024 * MIB):
+        rows = bandwidth()
+        (one,) = (
+            row
+            for row in rows
+            if (row["operation"], row["memory"], row["size"]) == ("read", "imported vmm", size)
+        )
+        one["of_local"] = 0.9
+        assert "MISSED" in verdict(rows)
 
 
 def test_small_blocks_alone_tell_nothing_of_the_bound() -> None:
