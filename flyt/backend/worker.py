@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 
+from flyt.backend import prints
 from flyt.backend.authentication import WorkerAuthentication
 from flyt.backend.channel import Channel, ChannelClosed
 from flyt.backend.devices import open_devices, versions
@@ -43,7 +44,6 @@ from flyt.backend.orders import (
     Resume,
     Suspend,
 )
-from flyt.backend.prints import Prints
 from flyt.backend.reaper import Activity, Reaper
 from flyt.backend.registry import Registry
 from flyt.backend.services import OwnRegion, Services
@@ -99,7 +99,7 @@ class Worker:
             key=self._authentication.key if self._authentication is not None else None,
             tell=self._tell,
             broken=self._break,
-            prints=Prints() if arguments.prints else None,
+            prints=prints.begin(alone=arguments.prints),
         )
 
     # --- from session threads ---

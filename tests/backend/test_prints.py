@@ -76,6 +76,19 @@ def test_nothing_is_lost_and_no_memory(case: str) -> None:
     assert done.stdout == ""
 
 
+def test_where_sessions_share_the_worker_each_line_goes_out_at_once() -> None:
+    """To a pipe, and the worker ends without the C library's farewell."""
+    code = (
+        "import ctypes, os; from flyt.backend import prints; "
+        "assert prints.begin(alone=False) is None; "
+        "ctypes.CDLL(None).printf(b'hop\\n'); os._exit(0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT, check=False
+    )
+    assert done.stdout == "hop\n", done.stderr
+
+
 @pytest.mark.parametrize(
     ("image", "may"),
     [
