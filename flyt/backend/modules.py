@@ -78,6 +78,7 @@ class ModuleTable:
         self._bytes = 0
         self._upload: Upload | None = None
         self.launched: dict[SessionStream, int] = {}
+        self.may_print = False
 
     # --- images ---
 
