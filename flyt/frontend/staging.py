@@ -69,7 +69,8 @@ class StagingSlots:
 
     def try_take(self, held: list[Slot]) -> bool:
         """Put a free slot into ``held``, if there is one."""
-        self._collect()
+        if not self._free:
+            self._collect()
         with self._lock:
             held.extend(map(self._free.pop, _LAST if self._free else ()))
             if held:
