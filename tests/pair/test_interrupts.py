@@ -41,6 +41,9 @@ LOOKS = 32
 SETTLE = 2.5
 """Seconds: all that is on its way has come by then."""
 
+BY_SLOTS = np.full(1 << 20, 5, np.uint8)
+"""Too large for the short way, and for the ring of small copies."""
+
 CALLS: dict[str, Callable[[int, Any, int], Any]] = {
     "to host": lambda device, data, _: cudart.cudaMemcpy(data, device, SIZE, D2H),
     "to host, late": lambda device, data, _: cudart.cudaMemcpy(data, device, SIZE, D2H),
@@ -51,6 +54,10 @@ CALLS: dict[str, Callable[[int, Any, int], Any]] = {
     "fill": lambda device, *_: cudart.cudaMemset(device, 7, SIZE),
     "to pinned": lambda device, _, pinned: cudart.cudaMemcpy(pinned, device, SIZE, D2H),
     "from pinned": lambda device, _, pinned: cudart.cudaMemcpy(device, pinned, SIZE, H2D),
+    "by slots": lambda device, *_: (
+        cudart.cudaMemcpy(device, BY_SLOTS, len(BY_SLOTS), H2D),
+        cudart.cudaDeviceSynchronize(),
+    ),
     "behind a stream": lambda device, _, pinned: cudart.cudaMemcpyAsync(
         device, pinned, SIZE, H2D, 0
     ),
@@ -65,7 +72,7 @@ def test_an_interrupt_at_any_line_loses_nothing(
     if "late" in name:  # it sends, and looks for no answer
         session.express._link.hold_ns = 0
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    device, pinned = cudart.cudaMalloc(SIZE)[1], cudart.cudaHostAlloc(SIZE, 0)[1]
+    device, pinned = cudart.cudaMalloc(len(BY_SLOTS))[1], cudart.cudaHostAlloc(SIZE, 0)[1]
     data = np.full(SIZE, 5, np.uint8)
     interrupter = None
     while interrupter is None or interrupter.where:
@@ -88,7 +95,7 @@ def test_an_interrupt_at_any_line_loses_nothing(
         if faults := _faults(session):
             bad.append(f"{interrupter.where}: {faults}")
             session = connect(one_backend)  # the tables of the old one are what they are
-            device, pinned = cudart.cudaMalloc(SIZE)[1], cudart.cudaHostAlloc(SIZE, 0)[1]
+            device, pinned = cudart.cudaMalloc(len(BY_SLOTS))[1], cudart.cudaHostAlloc(SIZE, 0)[1]
     assert at > 5, "the short way was not taken"
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask, "signals stay blocked"
     assert not bad, "\n".join(bad)
