@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from flyt.frontend.express_link import Area, ExpressLink
 from flyt.frontend.inflight import Pending, checked
-from flyt.frontend.streams import LEGACY_EXPLICIT
+from flyt.frontend.streams import LEGACY_EXPLICIT, Stream
 from flyt.shm import memory
 from flyt.shm.native import Native, native
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 ELSEWHERE, LOOK, SENT = -1, -2, -3
 """What the library answers beside 0, and the sleep of a worker that has to be woken; below `SENT`,
 as far as the number of the command that has to be waited for."""
+
+MOST_STREAMS = 8
+"""That are asked for one after the other: with more the general way is no longer."""
 
 _OF_MEMORY = -1
 """No stream's number: the legacy stream of the memory's device."""
@@ -57,7 +60,7 @@ class Express:
         self._lock, self._raw = connection.lock, connection.lock.reading
         self._streams = session.scheduler.table
         self._in, self._out = library.express_in, library.express_out
-        self._fill = library.express_fill
+        self._fill, self._sync = library.express_fill, library.express_sync
         self._at, self._state = link.at, link.link
         self._calls = itertools.count(1)
         with connection.lock:
@@ -156,6 +159,35 @@ class Express:
             except BaseException:
                 self._link.nudge()
                 raise
+        return True
+
+    def synchronize(self, handle: int, device: int) -> bool:
+        """cudaStreamSynchronize; see `Scheduler.synchronize`. True: what the stream waits for is
+        done, and there is no error to tell."""
+        stream = self._streams.known(handle, device)
+        if stream is None:
+            return False
+        with self._raw:
+            return self._are_done(self._streams.before(stream))
+
+    def synchronize_device(self, device: int) -> bool:
+        """cudaDeviceSynchronize; see `synchronize`."""
+        with self._raw:
+            if self._streams.has_dying:
+                return False  # the general way forgets those that are idle by now
+            return self._are_done(self._streams.standing(device))
+
+    def _are_done(self, streams: list[Stream]) -> bool:
+        """Under the lock. Nothing is sent, and all that was read is noted: an interrupt tears
+        nothing."""
+        if not 0 < len(streams) <= MOST_STREAMS:
+            return False
+        link = self._link
+        for stream in streams:
+            last = stream.last
+            number = 0 if last is None or last.done else last.id
+            if self._sync(self._at, stream.number, number, link.hold_ns, link.polite):
+                return False
         return True
 
     def _number(self, handle: int, device: int) -> int | None:

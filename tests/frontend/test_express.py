@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import ctypes
 import random
+import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -75,6 +77,9 @@ class Ends:
 
     def fill(self, size: int = 64, at: int = 0) -> int:
         return int(self.library.express_fill(self.at, BLOCK + at, 7, size, 5))
+
+    def sync(self, stream: int, *, last: int = 0, patience: int = MOMENT) -> int:
+        return int(self.library.express_sync(self.at, stream, last, patience, 1))
 
     def read(self) -> bool:
         return bool(self.library.express_read(self.at))
@@ -428,3 +433,76 @@ def test_pinned_copies_that_are_waited_for(ends: Ends) -> None:
     command = ends.heard(m.CopyIn)
     assert isinstance(command, m.CopyIn)
     assert command.index == PINNED_INDEX
+
+
+# --- synchronises ---
+
+QUEUE = 5
+"""The stream of `Ends.fill`."""
+
+
+def test_a_stream_is_done_when_its_last_command_is(ends: Ends) -> None:
+    for _ in range(3):
+        assert ends.fill() == 0
+    ends.say(m.Done(2, 1, 2))
+    assert ends.sync(QUEUE) == ELSEWHERE
+    ends.say(m.Done(3, 3, 1))
+    assert ends.sync(QUEUE) == 0
+    assert ends.commands.taken == 0, "it sends nothing"
+
+
+def test_other_streams_are_not_waited_for(ends: Ends) -> None:
+    assert ends.fill() == ends.into(ends.pinned) == 0  # on QUEUE, and on the device's legacy stream
+    ends.say(m.Done(2, 2, 1))
+    assert ends.sync(ORDINAL) == 0
+    assert ends.sync(QUEUE) == ELSEWHERE
+    assert ends.into(ends.pinned) == 0
+    ends.say(m.Done(3, 1, 1))
+    assert ends.sync(QUEUE) == 0
+    assert ends.sync(ORDINAL) == ELSEWHERE
+
+
+def test_a_command_that_python_knows_of_is_waited_for(ends: Ends) -> None:
+    ends.link.last_id = ends.link.sent = 9
+    assert ends.sync(QUEUE, last=7) == ELSEWHERE
+    ends.say(m.Done(6, 1, 6))
+    assert ends.sync(QUEUE, last=7) == ELSEWHERE
+    ends.say(m.Done(7, 7, 1))
+    assert ends.sync(QUEUE, last=7) == 0
+    assert ends.fill() == 0
+    assert ends.sync(QUEUE, last=7) == ELSEWHERE, "a later one stands in the notes"
+    assert ends.rows == [(1, 7)]
+
+
+def test_an_answer_that_comes_meanwhile_ends_the_wait(ends: Ends) -> None:
+    assert ends.fill() == 0
+    timer = threading.Timer(0.05, ends.say, (m.Done(1, 1, 1),))
+    timer.start()
+    while ends.sync(QUEUE, patience=10**6) == ELSEWHERE and timer.is_alive():
+        time.sleep(0.001)
+    timer.join()
+    assert ends.sync(QUEUE) == 0
+
+
+def test_an_error_behind_the_answer_is_pythons_to_tell(ends: Ends) -> None:
+    assert ends.fill() == ends.into(ends.pinned) == 0
+    error = m.Result(2, 700, 2, (), "x")
+    ends.say(m.Done(1, 1, 1), error)
+    assert ends.sync(QUEUE) == ELSEWHERE
+    assert m.REPLIES.decode(ends.read_end.read() or b"") == error
+
+
+def test_without_a_fresh_answer_the_connection_is_looked_at(ends: Ends) -> None:
+    assert ends.sync(QUEUE) == ELSEWHERE, "nothing was ever heard"
+    assert ends.fill() == 0
+    ends.say(m.Done(1, 1, 1))
+    assert ends.sync(QUEUE) == 0
+    time.sleep(0.002)
+    assert ends.sync(QUEUE) == ELSEWHERE
+    ends.link.shut = 1
+    assert ends.fill() == ELSEWHERE
+    ends.link.shut = 0
+    assert ends.fill() == 0
+    ends.say(m.Done(2, 2, 1))
+    ends.link.shut = 1
+    assert ends.sync(QUEUE) == ELSEWHERE

@@ -58,6 +58,14 @@ CALLS: dict[str, Callable[[int, Any, int], Any]] = {
         cudart.cudaMemcpy(device, BY_SLOTS, len(BY_SLOTS), H2D),
         cudart.cudaDeviceSynchronize(),
     ),
+    "a wait": lambda device, data, _: (
+        cudart.cudaMemcpy(device, data, SIZE, H2D),
+        cudart.cudaDeviceSynchronize(),
+    ),
+    "a wait for a stream": lambda device, data, _: (
+        cudart.cudaMemcpy(device, data, SIZE, H2D),
+        cudart.cudaStreamSynchronize(0),
+    ),
     "behind a stream": lambda device, _, pinned: cudart.cudaMemcpyAsync(
         device, pinned, SIZE, H2D, 0
     ),

@@ -19,6 +19,7 @@ enum { OF_MEMORY = -1 }; // no stream's number: the legacy stream of the memory'
 
 #define LOOK_EVERY 32    // posts between two looks at the connection, which tells of its end
 #define SHORT (64 << 10) // bytes: what is longer on its way is not waited for with the lock held
+#define FRESH 1000000    // ns: LOOK_SECONDS of flyt/frontend/wire.py, how often the connection is looked at
 
 size_t flyt_express_size(void) { return sizeof(express_t); }
 
@@ -110,6 +111,27 @@ void flyt_express_wait(express_t *e, uint64_t id, uint64_t ns, int yield) {
         if (read == EMPTY)
             relax(yield);
     }
+}
+
+// Whether all that was put on a stream is done; `last` is the number of the last command of it that Python knows to be
+// unanswered, 0 for none. Waits for `ns` at most. ELSEWHERE: it is not, or something has to be seen to first.
+int64_t flyt_express_sync(express_t *e, uint64_t stream, uint64_t last, uint64_t ns, int yield) {
+    if (e->shut)
+        return ELSEWHERE;
+    for (uint64_t id = e->first + e->count; id > e->first; id--)
+        if (e->note[(id - 1) % NOTES].stream == stream) {
+            last = id - 1;
+            break;
+        }
+    if (last) {
+        flyt_express_wait(e, last, ns, yield);
+        if (!is_answered(e, last))
+            return ELSEWHERE;
+    }
+    int read;
+    while ((read = read_on(e)) == 1) // an error of other work may be there, which is told by any synchronise
+        continue;
+    return read == EMPTY && now_ns() - e->heard < FRESH ? 0 : ELSEWHERE;
 }
 
 // Python has noted all the news, and numbers commands itself from here on.
