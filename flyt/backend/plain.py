@@ -2,10 +2,11 @@
 """Plain commands, which a session's thread serves without Python (`flyt/shm/native/plain.c`).
 
 Copies and fills in memory and on a stream that Python has checked before, while nothing else of the
-session is in flight: small ones in a row, and on a GPU a large one by itself. What Python has
-checked is noted in a table that the compiled loop reads; it is changed only by the thread that runs
-the loop, and forgotten as a whole as soon as a block, a stream or a segment of the window is gone.
-All else stays in the ring, for Python.
+session is in flight: small ones in a row, and on a GPU a large one by itself; and launches of
+functions that it has launched before. What Python has checked is noted in a table that the compiled
+loop reads; it is changed only by the thread that runs the loop, and forgotten as a whole as soon as
+a block, a stream, a module or a segment of the window is gone. All else stays in the ring, for
+Python.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from flyt.backend.answers import Answers
 from flyt.backend.blocks import Block
 from flyt.backend.devices.base import Direct
+from flyt.backend.modules import Function
 from flyt.backend.streams import SessionStream
 from flyt.backend.wire import Wire
 from flyt.errors import DeviceError
@@ -27,7 +29,7 @@ from flyt.shm.window import Window
 if TYPE_CHECKING:
     from flyt.backend.session import Session
 
-BLOCKS, SEGMENTS, STREAMS = 64, 16, 16
+BLOCKS, SEGMENTS, STREAMS, FUNCTIONS = 64, 16, 16, 64
 """How many of each are noted; a program seldom uses more in turns, and each is looked for in
 nanoseconds. One more takes the place of the oldest."""
 
@@ -60,6 +62,18 @@ class _Stream(ctypes.Structure):
         ("move", ctypes.c_void_p),
         ("fill", ctypes.c_void_p),
         ("query", ctypes.c_void_p),
+        ("launch", ctypes.c_void_p),
+    )
+
+
+class _Function(ctypes.Structure):
+    _fields_ = (
+        ("number", ctypes.c_uint64),
+        ("device", ctypes.c_uint64),
+        ("handle", ctypes.c_void_p),
+        ("size", ctypes.c_uint64),
+        ("bytes", ctypes.c_void_p),
+        ("params", ctypes.c_void_p),
     )
 
 
@@ -79,7 +93,9 @@ class Table(ctypes.Structure):
         ("blocks", ctypes.c_uint32),
         ("segments", ctypes.c_uint32),
         ("streams", ctypes.c_uint32),
+        ("functions", ctypes.c_uint32),
         ("count", ctypes.c_uint32),
+        ("launches", ctypes.c_uint32),
         ("first", ctypes.c_uint64),
         ("stream", ctypes.c_uint64),
         ("taken", ctypes.c_uint64),
@@ -89,6 +105,7 @@ class Table(ctypes.Structure):
         ("block", _Range * BLOCKS),
         ("segment", _Range * SEGMENTS),
         ("queue", _Stream * STREAMS),
+        ("function", _Function * FUNCTIONS),
     )
 
 
@@ -140,7 +157,7 @@ class PlainCommands:
         self._window: Window | None = None
         table = self._table = Table(pid=session.pid, largest=LARGEST)
         self._blocks, self._segments = _Notes(table.block), _Notes(table.segment)
-        self._streams = _Notes(table.queue)
+        self._streams, self._functions = _Notes(table.queue), _Notes(table.function)
 
     def begin(self, native: Native, window: Window) -> None:
         """The client may use its rings from now on."""
@@ -169,16 +186,9 @@ class PlainCommands:
         index : int, optional
             Of the window memory, if there is any.
         """
-        if (window := self._window) is None:
+        window = self._window
+        if window is None or not self._has(number, stream, window):
             return
-        self._forget_what_is_gone(window)
-        if number not in self._streams:
-            direct = self._direct(stream)
-            if direct is None:
-                self.end()  # no device will: all are of a kind
-                return
-            self._streams.add(number, number, stream.device.ordinal, *direct)
-            self._table.largest = UNBOUNDED if direct.query else LARGEST
         if block.address not in self._blocks:
             start, end = block.address, block.address + block.size
             self._blocks.add(start, start, end, block.device.ordinal)
@@ -187,12 +197,43 @@ class PlainCommands:
             self._segments.add(segment, *segment, 0)
         self._count()
 
+    def note_launch(
+        self, number: int, stream: SessionStream, name: int, function: Function
+    ) -> None:
+        """A launch was found right, and done: the like of it may be served by the loop; see `note`.
+        ``name`` is what commands call the function."""
+        if self._window is None or not self._has(number, stream, self._window):
+            return
+        if name not in self._functions:
+            device, params = function.module.device.ordinal, function.params
+            self._functions.add(
+                name, name, device, int(function.handle), params.size, params.start, params.address
+            )
+        self._count()
+
+    def _has(self, number: int, stream: SessionStream, window: Window) -> bool:
+        """Whether the stream is noted, by now at the latest."""
+        self._forget_what_is_gone(window)
+        if number not in self._streams:
+            direct = self._direct(stream)
+            if direct is None:
+                self.end()  # no device will: all are of a kind
+                return False
+            self._streams.add(number, number, stream.device.ordinal, *direct)
+            self._table.largest = UNBOUNDED if direct.query else LARGEST
+        return True
+
     def _forget_what_is_gone(self, window: Window) -> None:
         holdings = self._holdings
-        known = holdings.blocks.version, holdings.streams.version, window.version
+        known = (
+            holdings.blocks.version,
+            holdings.streams.version,
+            holdings.modules.version,
+            window.version,
+        )
         if known != self._known:
             self._known = known
-            for notes in (self._blocks, self._segments, self._streams):
+            for notes in (self._blocks, self._segments, self._streams, self._functions):
                 notes.clear()
             self._count()
 
@@ -206,7 +247,7 @@ class PlainCommands:
     def _count(self) -> None:
         table = self._table
         table.blocks, table.segments = len(self._blocks), len(self._segments)
-        table.streams = len(self._streams)
+        table.streams, table.functions = len(self._streams), len(self._functions)
 
     def serve(self, seconds: float) -> bool:
         """Serve what is plain, or only wait for a command where something else is in flight.
@@ -242,16 +283,18 @@ class PlainCommands:
         if why == KICK:
             self._wire.kick()
         if table.count:
-            self._complete(table.first, table.count, table.stream, brief=not table.slow)
+            self._complete(table)
         return bool(why != IDLE)
 
-    def _complete(self, first: int, count: int, number: int, *, brief: bool) -> None:
+    def _complete(self, table: Table) -> None:
         """The loop began these commands; they are finished like others."""
-        streams = self._holdings.streams
-        stream = streams.get(number)
-        for command in range(first, first + count):
+        holdings, first = self._holdings, table.first
+        stream = holdings.streams.get(table.stream)
+        for command in range(first, first + table.count):
             try:
-                streams.use(stream)
-                self._session.complete(command, [stream], brief=brief)
+                holdings.streams.use(stream)
+                self._session.complete(command, [stream], brief=not table.slow)
+                if command - first < table.launches:
+                    holdings.modules.was_launched(stream, holdings.unmarked(stream))
             except DeviceError as exc:
                 self._session.fail(command, exc)

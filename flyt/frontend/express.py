@@ -11,10 +11,12 @@ the same messages in the same order.
 from __future__ import annotations
 
 import itertools
+import struct
 from typing import TYPE_CHECKING
 
 from flyt.frontend.express_link import Area, ExpressLink
 from flyt.frontend.inflight import Pending, checked
+from flyt.frontend.plain_kernel import PlainKernel, Three
 from flyt.frontend.streams import LEGACY_EXPLICIT, Stream
 from flyt.shm import memory
 from flyt.shm.native import Native, native
@@ -28,6 +30,8 @@ as far as the number of the command that has to be waited for."""
 
 MOST_STREAMS = 8
 """That are asked for one after the other: with more the general way is no longer."""
+
+_SHAPE = struct.Struct("7I")
 
 _OF_MEMORY = -1
 """No stream's number: the legacy stream of the memory's device."""
@@ -60,7 +64,8 @@ class Express:
         self._lock, self._raw = connection.lock, connection.lock.reading
         self._streams = session.scheduler.table
         self._in, self._out = library.express_in, library.express_out
-        self._fill, self._sync = library.express_fill, library.express_sync
+        self._fill, self._launch = library.express_fill, library.express_launch
+        self._sync = library.express_sync
         self._at, self._state = link.at, link.link
         self._calls = itertools.count(1)
         with connection.lock:
@@ -151,6 +156,33 @@ class Express:
         with self._raw:
             try:
                 said = self._fill(self._at, address, value, size, number)
+                if not said:
+                    return True
+                if said == ELSEWHERE:
+                    return False
+                self._see_to(said)
+            except BaseException:
+                self._link.nudge()
+                raise
+        return True
+
+    def launch(
+        self,
+        kernel: PlainKernel,
+        grid: Three,
+        block: Three,
+        shared: int,
+        stream: int,
+        params: bytes,
+    ) -> bool:
+        """cuLaunchKernel; see `Kernels.launch`. ``stream`` is a number of commands."""
+        try:
+            shape = _SHAPE.pack(*grid, *block, shared)
+        except struct.error:
+            return False
+        with self._raw:
+            try:
+                said = self._launch(self._at, kernel.at, shape, stream, params, len(params))
                 if not said:
                     return True
                 if said == ELSEWHERE:

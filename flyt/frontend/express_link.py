@@ -34,8 +34,10 @@ NOTES, ROWS = 256, 16
 NOWHERE = (1 << 64) - 1
 
 _CODES = {kind: code for code, kind in m.COMMAND_CODES.items()}
-COPY_IN, COPY_OUT, FILL = (_CODES[kind] for kind in (m.CopyIn, m.CopyOut, m.Memset))
-_NAMES = {COPY_IN: "CopyIn", COPY_OUT: "CopyOut", FILL: "Memset"}
+COPY_IN, COPY_OUT, FILL, LAUNCH = (
+    _CODES[kind] for kind in (m.CopyIn, m.CopyOut, m.Memset, m.Launch)
+)
+_NAMES = {COPY_IN: "CopyIn", COPY_OUT: "CopyOut", FILL: "Memset", LAUNCH: "Launch"}
 _COUNTED = (
     ("staged_h2d_bytes", "staged_in"),
     ("staged_d2h_bytes", "staged_out"),
@@ -205,7 +207,7 @@ class ExpressLink:
     def _note(self, note: _Note) -> None:
         pending = self._inflight.get(note.id)
         if pending is None:
-            pages = (note.index, note.size) if note.code != FILL else (0, 0)
+            pages = (note.index, note.size) if note.code in (COPY_IN, COPY_OUT) else (0, 0)
             pending = Pending(note.id, _NAMES[note.code], note.size, pages)
             pending.issued, pending.posted = note.issued / 1e9, True  # until its caller waits
             if not self.link.news:

@@ -11,15 +11,13 @@ from flyt.errors import DeviceError, FlytError
 from flyt.frontend import current
 from flyt.frontend.api.handles import stream_of
 from flyt.frontend.current import thread
-from flyt.frontend.kernels import Function, LaunchAttribute, Module, Three
+from flyt.frontend.kernels import Function, LaunchAttribute, Module
 from flyt.frontend.params import from_arguments
+from flyt.frontend.plain_kernel import MAX_DYNAMIC_SHARED, Three
 from flyt.frontend.session import Session
 
 COOPERATIVE = 2
 """CU_LAUNCH_ATTRIBUTE_COOPERATIVE."""
-
-MAX_DYNAMIC_SHARED = 8
-"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
 
 FUNCTION_ATTRIBUTES = {
     "max_threads_per_block": 0,
@@ -300,7 +298,7 @@ class RawKernel:
 
 
 def _three(extent: Extent) -> Three:
-    given = (extent,) if isinstance(extent, int) else tuple(int(n) for n in extent)
+    given = tuple(int(n) for n in ((extent,) if isinstance(extent, int) else extent))
     if not 1 <= len(given) <= 3:
         raise ValueError(f"{extent!r} is no grid or block of one to three dimensions")
     x, y, z = (*given, 1, 1)[:3]

@@ -63,7 +63,7 @@ class Loop:
         table.block[0] = plain._Range(self.block, self.block + BLOCK, DEVICE)
         table.segment[0] = plain._Range(INDEX, INDEX + BLOCK, 0)
         table.queue[0] = plain._Stream(
-            STREAM, DEVICE, 0, library.plain_move, library.plain_fill, None
+            STREAM, DEVICE, 0, library.plain_move, library.plain_fill, None, None
         )
         table.blocks = table.segments = table.streams = 1
         self.device = memory.view(self.block, BLOCK)
@@ -356,7 +356,7 @@ class Slow:
         move, query = (ctypes.cast(f, ctypes.c_void_p).value for f in self._functions)
         for row in range(2):
             loop.table.queue[row] = plain._Stream(
-                STREAM + row, DEVICE, 0x1234, move, loop.library.plain_fill, query
+                STREAM + row, DEVICE, 0x1234, move, loop.library.plain_fill, query, None
             )
         loop.table.streams = 2
         self.ready_after = 1 << 60

@@ -23,13 +23,15 @@ Notification = Callable[[int], None]
 
 class Direct(NamedTuple):
     """How compiled code puts small work on a stream: the stream as a pointer, and addresses of
-    functions with the arguments and results of cuMemcpyAsync, cuMemsetD8Async and cuStreamQuery.
-    ``query`` is 0 where work is done when the call is back."""
+    functions with the arguments and results of cuMemcpyAsync, cuMemsetD8Async, cuStreamQuery and
+    cuLaunchKernel. ``query`` is 0 where work is done when the call is back, ``launch`` where the
+    device runs no kernels."""
 
     stream: int
     move: int
     fill: int
     query: int
+    launch: int
 
 
 Handle = Any

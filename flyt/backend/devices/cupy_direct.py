@@ -31,13 +31,18 @@ def direct(stream: int, devices: int) -> Direct | None:
 
 
 @functools.cache
-def _functions(library: str) -> tuple[int, int, int] | None:
-    """Addresses of the three functions; None where the driver lacks one."""
+def _functions(library: str) -> tuple[int, int, int, int] | None:
+    """Addresses of the four functions; None where the driver lacks one."""
     try:
         driver = ctypes.CDLL(library)
-        found = driver.cuMemcpyAsync, driver.cuMemsetD8Async, driver.cuStreamQuery
+        found = (
+            driver.cuMemcpyAsync,
+            driver.cuMemsetD8Async,
+            driver.cuStreamQuery,
+            driver.cuLaunchKernel,
+        )
     except (OSError, AttributeError) as exc:
-        log.warning("small copies take the long way: %s", exc)
+        log.warning("small copies and launches take the long way: %s", exc)
         return None
-    move, fill, query = (ctypes.cast(f, ctypes.c_void_p).value or 0 for f in found)
-    return move, fill, query
+    move, fill, query, launch = (ctypes.cast(f, ctypes.c_void_p).value or 0 for f in found)
+    return move, fill, query, launch

@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-ABI = 10
+ABI = 11
 """What ``flyt_abi`` of a matching library answers."""
 
 LIBRARY = Path(__file__).resolve().parent / "libflyt.so"
@@ -49,6 +49,11 @@ _QUICK = {
         (_ADDRESS, *[_U64] * 3, ctypes.c_int64, ctypes.c_int, _U64, ctypes.c_int, _U64),
     ),
     "flyt_express_fill": (ctypes.c_int64, (_ADDRESS, *[_U64] * 3, ctypes.c_int64)),
+    "flyt_express_kernel_size": (ctypes.c_size_t, ()),
+    "flyt_express_launch": (
+        ctypes.c_int64,
+        (_ADDRESS, _ADDRESS, ctypes.c_char_p, _U64, ctypes.c_char_p, _U64),
+    ),
     "flyt_express_sync": (ctypes.c_int64, (_ADDRESS, *[_U64] * 3, ctypes.c_int)),
     "flyt_express_read": (ctypes.c_int, (_ADDRESS,)),
     "flyt_express_heard": (None, (_ADDRESS,)),
@@ -103,6 +108,8 @@ class Native:
         self.express_in = quick.flyt_express_in
         self.express_out = quick.flyt_express_out
         self.express_fill = quick.flyt_express_fill
+        self.express_kernel_size = int(quick.flyt_express_kernel_size())
+        self.express_launch = quick.flyt_express_launch
         self.express_sync = quick.flyt_express_sync
         self.express_read = quick.flyt_express_read
         self.express_wait = long.flyt_express_wait

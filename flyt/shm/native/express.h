@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a client's short way knows and notes, for its two C files.
+// What a client's short way knows and notes, for its three C files.
 
 #pragma once
 
@@ -7,7 +7,8 @@
 
 #include "ring.h"
 
-enum { NOTES = 256, ROWS = 16 };
+enum { ELSEWHERE = -1, LOOK = -2, SENT = -3 }; // SENT - id: the caller waits for it
+enum { NOTES = 256, ROWS = 16, ENTRY = 128 };
 enum { PINNED = 1, DEVICE = 2 }; // cudaMemoryType's
 #define NOWHERE UINT64_MAX       // index of host memory that is not in the window
 
@@ -53,3 +54,7 @@ typedef struct {
 
 const block_t *flyt_within(const express_t *e, uint64_t start, uint64_t size);
 int flyt_is_pageable(const express_t *e, uint64_t start, uint64_t size);
+
+int flyt_is_ready(express_t *e);
+int64_t flyt_publish(express_t *e, const char *message, uint32_t length, note_t note, int posted);
+int64_t flyt_posted(express_t *e, int64_t asleep);

@@ -2,8 +2,8 @@
 // A session's thread without Python: the plain commands of a client, checked, carried out and answered.
 //
 // Plain are CopyIn, CopyOut and Memset, of a few KiB or, where the device has an engine of its own, of any size, on a
-// stream, in a block and in a segment of the window that Python has checked before and noted here; and nothing of the
-// session is in flight but what was begun here. At whatever is not plain, or can't be done, `flyt_plain_serve` returns
+// stream, in a block and in a segment of the window that Python has checked before and noted here; and Launch of a
+// function that it has noted, without attributes. Nothing of the session is in flight but what was begun here. At whatever is not plain, or can't be done, `flyt_plain_serve` returns
 // and leaves the command in the ring: Python does it, or says what is wrong with it. So no command is refused here, and
 // no error told.
 //
@@ -16,16 +16,19 @@
 #include "words.h"
 
 enum { IDLE, LOOK, OTHER, KICK, BUSY }; // why it returns; BUSY never leaves this file
-enum { BLOCKS = 64, SEGMENTS = 16, STREAMS = 16, ENTRY = 128 };
+enum { BLOCKS = 64, SEGMENTS = 16, STREAMS = 16, FUNCTIONS = 64, ENTRY = 128 };
 
 #define BATCH 32      // answered together at most: the client has as many credits back by then
 #define BRIEF 65536   // bytes: what is larger shares its answer with nothing, and is waited for longer
 #define NOT_READY 600 // CUDA_ERROR_NOT_READY
 
-// A device's own functions, in the form of cuMemcpyAsync, cuMemsetD8Async and cuStreamQuery: 0 is success.
+// A device's own functions, in the form of cuMemcpyAsync, cuMemsetD8Async, cuStreamQuery and cuLaunchKernel: 0 is
+// success.
 typedef int (*move_t)(uint64_t to, uint64_t from, size_t size, void *stream);
 typedef int (*fill_t)(uint64_t at, unsigned char value, size_t size, void *stream);
 typedef int (*query_t)(void *stream);
+typedef int (*launch_t)(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                        unsigned block_y, unsigned block_z, unsigned shared, void *stream, void **params, void **extra);
 
 typedef struct {
     uint64_t start, end, device;
@@ -36,22 +39,33 @@ typedef struct {
     void *handle;
     move_t move;
     fill_t fill;
-    query_t query; // NULL: what was put on the stream is done when the call is back
+    query_t query;   // NULL: what was put on the stream is done when the call is back
+    launch_t launch; // NULL: the device runs no kernels
 } stream_t;
+
+typedef struct {
+    uint64_t number, device;
+    void *handle;
+    uint64_t size;        // of its parameters,
+    unsigned char *bytes; // which have their place here,
+    void **params;        // and a pointer to each here; the driver takes them before its call is back
+} function_t;
 
 typedef struct {
     ring_t *commands, *replies;
     uint64_t *commands_read, *replies_written; // private positions, which Python uses too
     uint32_t command_places, reply_places;
     uint64_t base, pid, largest;
-    uint32_t blocks, segments, streams; // how many are noted
-    uint32_t count;                     // commands that were taken here and not answered,
-    uint64_t first;                     // from this number on,
-    uint64_t stream;                    // on this stream
+    uint32_t blocks, segments, streams, functions; // how many are noted
+    uint32_t count;                                // commands that were taken here and not answered,
+    uint32_t launches;                             // of which so many, the first ones, are launches,
+    uint64_t first;                                // from this number on,
+    uint64_t stream;                               // on this stream
     uint64_t taken, moved, woken;
     uint64_t slow; // whether what was taken is one large copy or fill
     range_t block[BLOCKS], segment[SEGMENTS]; // segments by index into the window
     stream_t queue[STREAMS];
+    function_t function[FUNCTIONS];
 } plain_t;
 
 typedef struct {
@@ -60,6 +74,9 @@ typedef struct {
     uint64_t to, from;
     unsigned char value;
     int code;
+    const function_t *function;  // of a launch,
+    const unsigned char *params; // with its parameters,
+    uint32_t shape[7];           // grid, block, and bytes of shared memory
 } command_t;
 
 size_t flyt_plain_size(void) { return sizeof(plain_t); }
@@ -95,12 +112,41 @@ static const stream_t *stream_of(const plain_t *p, uint64_t number) {
     return NULL;
 }
 
+static const function_t *function_of(const plain_t *p, uint64_t number) {
+    for (uint32_t i = 0; i < p->functions; i++)
+        if (p->function[i].number == number)
+            return &p->function[i];
+    return NULL;
+}
+
+// Whether the message is a plain launch. What the driver has to say of its numbers it says to Python.
+static int is_launch(const plain_t *p, const unsigned char *bytes, int64_t length, command_t *c) {
+    uint64_t f[LAUNCH_WORDS], size;
+    c->params = unpack_launch(bytes, length, f, &size);
+    if (!c->params)
+        return 0;
+    c->code = LAUNCH;
+    c->id = f[1];
+    c->size = 0;
+    c->function = function_of(p, f[2]);
+    c->stream = stream_of(p, f[10]);
+    if (!c->function || c->function->size != size || !c->stream || !c->stream->launch ||
+        c->function->device != c->stream->device)
+        return 0;
+    for (int i = 0; i < 7; i++) {
+        if (f[3 + i] > UINT32_MAX)
+            return 0;
+        c->shape[i] = (uint32_t)f[3 + i];
+    }
+    return 1;
+}
+
 // Whether the message is a plain command.
 static int is_plain(const plain_t *p, const unsigned char *bytes, int64_t length, command_t *c) {
     uint64_t f[WORDS];
     int count = unpack(bytes, length, f);
     if (count < 1)
-        return 0;
+        return is_launch(p, bytes, length, c);
     int fills = f[0] == FILL;
     if (fills ? count != 6 : (f[0] != COPY_IN && f[0] != COPY_OUT) || count != 7)
         return 0;
@@ -130,6 +176,12 @@ static int is_plain(const plain_t *p, const unsigned char *bytes, int64_t length
 
 static int issue(const command_t *c) {
     const stream_t *s = c->stream;
+    if (c->code == LAUNCH) {
+        const uint32_t *n = c->shape;
+        memcpy(c->function->bytes, c->params, c->function->size);
+        return s->launch(c->function->handle, n[0], n[1], n[2], n[3], n[4], n[5], n[6], s->handle, c->function->params,
+                         NULL);
+    }
     if (c->code == FILL)
         return s->fill(c->to, c->value, c->size, s->handle);
     return s->move(c->to, c->from, c->size, s->handle);
@@ -144,7 +196,9 @@ static void take(plain_t *p, const command_t *c) {
         p->first = c->id;
         p->stream = c->stream->number;
         p->slow = c->size > BRIEF;
+        p->launches = 0;
     }
+    p->launches += c->code == LAUNCH;
 }
 
 // Answer all that was taken. LOOK on success, KICK where the client has to be woken, OTHER where its ring is damaged.
@@ -171,18 +225,24 @@ static int finish(plain_t *p) {
     return answer(p);
 }
 
-// Whether it may be answered together with those that were taken before.
+// Whether it may be answered together with those that were taken before: a copy behind kernels may, but none waits for a
+// kernel behind it.
 static int joins(const plain_t *p, const command_t *c) {
     return c->stream->number == p->stream && c->id == p->first + p->count && p->count < BATCH && !p->slow &&
-           c->size <= BRIEF;
+           c->size <= BRIEF && (c->code != LAUNCH || p->launches == p->count);
+}
+
+// Whether Python has to put it beside what is under way, which may take long; else it waits for that.
+static int overtakes(const plain_t *p, const command_t *c) {
+    return p->slow || (p->launches && c->stream->number != p->stream);
 }
 
 // Serve plain commands until none has come for `linger` ns (IDLE), or for `most` ns, `longest` with a large one under
-// way (LOOK). Also returns for any other command, and any at all behind a large one (OTHER), and where the client sleeps
-// and has an answer (KICK). What `count` then says was taken here, and neither finished nor answered: it is the caller's.
+// way (LOOK). Also returns for any other command, any at all behind a large one, and one of another stream behind a
+// launch (OTHER), and where the client sleeps and has an answer (KICK). What `count` then says was taken here, and neither finished nor answered: it is the caller's.
 int flyt_plain_serve(plain_t *p, uint64_t linger, uint64_t most, uint64_t longest, int yield) {
     unsigned char bytes[ENTRY];
-    command_t c;
+    command_t c = {0};
     uint64_t begun = now_ns(), last = begun;
     for (uint32_t turn = 1;; turn++) {
         if (turn % 16 == 0) {
@@ -214,7 +274,7 @@ int flyt_plain_serve(plain_t *p, uint64_t linger, uint64_t most, uint64_t longes
             if (said != BUSY)
                 return said;
         }
-        if (is_other || (plain && p->slow)) // on another stream it would run beside the large one
+        if (is_other || (plain && overtakes(p, &c)))
             return OTHER;
         relax(yield);
     }
