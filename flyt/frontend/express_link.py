@@ -71,7 +71,7 @@ class Link(ctypes.Structure):
         *_words("last_id", "sent", "taken", "credits", "woken"),
         *_words("news", "base", "first", "count", "rows", "heard", "posts", "calls"),
         *_words("staged_in", "staged_out", "pinned_in", "pinned_out"),
-        *_words("asleep", "since"),
+        *_words("asleep", "since", "looked"),
         *_words("ring", "ring_index", "ring_size", "head", "tail", "holds", "freed"),
         *_words("cell", "cell_index", "cell_size", "reader", "owner"),
         *_words("blocks", "block_count", "block_room"),

@@ -211,11 +211,12 @@ class RawKernel:
             jitify=jitify,
         )
         self.name = name
+        self._known: dict[int, tuple[Session, Function]] = {}
 
     @classmethod
     def _of(cls, module: RawModule, name: str) -> RawKernel:
         made = cls.__new__(cls)
-        made._module, made.name = module, name  # noqa: SLF001 - its own
+        made._module, made.name, made._known = module, name, {}  # noqa: SLF001 - its own
         return made
 
     @property
@@ -281,7 +282,12 @@ class RawKernel:
         stream : Stream or int, optional
             Default: the legacy default stream.
         """
-        session, function = self._module._function(self.name)  # noqa: SLF001
+        session = current.current()
+        known = self._known.get(thread.device)
+        if known is None or known[0] is not session:
+            known = self._module._function(self.name)  # noqa: SLF001
+            self._known[thread.device] = known
+        function = known[1]
         session.connection.raise_deferred()
         attributes: tuple[LaunchAttribute, ...] = (
             ((COOPERATIVE, 1, 0, 0),) if self.enable_cooperative_groups else ()
@@ -298,6 +304,8 @@ class RawKernel:
 
 
 def _three(extent: Extent) -> Three:
+    if type(extent) is tuple and len(extent) == 1 and type(extent[0]) is int:
+        return extent[0], 1, 1  # the commonest
     given = tuple(int(n) for n in ((extent,) if isinstance(extent, int) else extent))
     if not 1 <= len(given) <= 3:
         raise ValueError(f"{extent!r} is no grid or block of one to three dimensions")

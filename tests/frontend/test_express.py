@@ -308,8 +308,19 @@ def test_a_full_ring_takes_nothing(ends: Ends) -> None:
 
 
 def test_the_connection_is_looked_at_now_and_then(ends: Ends) -> None:
-    said = [ends.fill() for _ in range(96)]
+    said = []
+    for _ in range(5):
+        ends.link.looked = 0
+        said += [ends.fill() for _ in range(20)]
     assert [n for n, one in enumerate(said, 1) if one == LOOK] == [32, 64, 96]
+
+
+def test_the_connection_is_looked_at_once_in_a_millisecond(ends: Ends) -> None:
+    assert LOOK in [ends.fill() for _ in range(32)]
+    ends.link.looked += 10**12  # a look that stays fresh for the test
+    assert LOOK not in [ends.fill() for _ in range(64)]
+    ends.link.looked = 0
+    assert ends.fill() == LOOK
 
 
 def test_a_sleeper_is_told_of_until_it_was_woken(ends: Ends) -> None:
@@ -613,7 +624,10 @@ def test_parameters_as_long_as_a_place(ends: Ends) -> None:
 
 
 def test_launches_are_posts_with_credits_notes_and_looks(ends: Ends) -> None:
-    said = [launch(ends) for _ in range(64)]
+    said = []
+    for _ in range(4):
+        ends.link.looked = 0
+        said += [launch(ends) for _ in range(16)]
     assert [n for n, one in enumerate(said, 1) if one == LOOK] == [32, 64]
     assert (ends.link.posts, ends.link.calls) == (64, 0)
     ends.link.credits = 64

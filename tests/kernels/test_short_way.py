@@ -304,7 +304,8 @@ def test_an_interrupt_at_any_line_loses_nothing(
         before, count = read(cells)[0], sent(session)
         if name == "asleep":
             time.sleep(0.02)
-        session.express._state.since = 31 if name == "looking" else 0
+        state = session.express._state
+        state.since, state.looked = (31, 0) if name == "looking" else (0, 0)
         at += 1
         interrupter = Interrupter(at, LINES)
         sys.settrace(interrupter)

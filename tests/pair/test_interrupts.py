@@ -90,7 +90,8 @@ def test_an_interrupt_at_any_line_loses_nothing(
         assert cudart.cudaDeviceSynchronize() == (0,)
         if "asleep" in name:
             time.sleep(ASLEEP)
-        session.express._state.since = LOOKS - 1 if "looking" in name else 0
+        state = session.express._state
+        state.since, state.looked = LOOKS - 1 if "looking" in name else 0, 0
         at += 1
         interrupter = Interrupter(at, LINES)
         sys.settrace(interrupter)
@@ -146,7 +147,7 @@ def test_the_place_of_an_interrupted_copy_is_its_own(
     with monkeypatch.context() as patch:
         patch.setattr(session.connection._wire, "wants_a_look", interrupted)
         if session.express is not None:
-            session.express._state.since = LOOKS - 1
+            session.express._state.since, session.express._state.looked = LOOKS - 1, 0
             patch.setattr(session.connection, "drain", interrupted)
             patch.setattr(session.express._link, "wake", lambda _: interrupted())
         with pytest.raises(KeyboardInterrupt):

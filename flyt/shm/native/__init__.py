@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-ABI = 11
+ABI = 12
 """What ``flyt_abi`` of a matching library answers."""
 
 LIBRARY = Path(__file__).resolve().parent / "libflyt.so"

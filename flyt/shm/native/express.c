@@ -16,7 +16,7 @@
 enum { LINE = 64 };
 enum { OF_MEMORY = -1 }; // no stream's number: the legacy stream of the memory's device
 
-#define LOOK_EVERY 32    // posts between two looks at the connection, which tells of its end
+#define LOOK_EVERY 32    // posts between two looks at the connection, which tells of its end; and FRESH at least
 #define SHORT (64 << 10) // bytes: what is longer on its way is not waited for with the lock held
 #define FRESH 1000000    // ns: LOOK_SECONDS of flyt/frontend/wire.py, how often the connection is looked at
 
@@ -199,7 +199,12 @@ static int64_t publish(express_t *e, const command_t *c) {
 int64_t flyt_posted(express_t *e, int64_t asleep) {
     if (asleep)
         return asleep;
-    return ++e->since % LOOK_EVERY ? 0 : LOOK;
+    uint64_t now = e->note[e->last_id % NOTES].issued;
+    if (++e->since < LOOK_EVERY || now < e->looked + FRESH)
+        return 0;
+    e->since = 0;
+    e->looked = now;
+    return LOOK;
 }
 
 static int64_t sent(express_t *e, int64_t asleep) {

@@ -38,7 +38,8 @@ typedef struct {
     // What Python has to hear of: what was sent (by id % NOTES), successes of its own commands, counts.
     uint64_t news, base, first, count, rows, heard, posts, calls; // `base`: the first one since Python heard
     uint64_t staged_in, staged_out, pinned_in, pinned_out;
-    uint64_t asleep, since; // of SENT: the sleep of who has to be woken
+    uint64_t asleep;        // of SENT: the sleep of who has to be woken
+    uint64_t since, looked; // posts since the last look at the connection, and when that was
     // Staging: a ring of bytes for copies to the device, a cell for copies to the host.
     char *ring;
     uint64_t ring_index, ring_size, head, tail, holds, freed; // positions and counts go on for ever
