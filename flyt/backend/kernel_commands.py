@@ -176,7 +176,7 @@ def launch(session: Session, command: m.Launch, _: list[bytes]) -> None:
     if len(command.attributes) % 4:
         raise ProtocolError("a launch attribute is four numbers")
     # A row of launches shares a mark; other brief work must not wait for a kernel.
-    if holdings.unmarked(stream) != modules.launched.get(stream, 0):
+    if holdings.unmarked(stream) != modules.launches(stream):
         holdings.mark_before(stream)
     holdings.wait_for_birth(stream)  # nobody knows which memory it uses
     function.params.fill(command.params)
@@ -194,7 +194,9 @@ def launch(session: Session, command: m.Launch, _: list[bytes]) -> None:
         session.answer(command.id)
         return
     session.complete(command.id, [stream], brief=True)
-    modules.launched[stream] = holdings.unmarked(stream)
+    modules.was_launched(stream, holdings.unmarked(stream))
+    if session.plain is not None and not modules.may_print:  # what it prints is taken in Python
+        session.plain.note_launch(command.stream, stream, command.function, function)
 
 
 def reach(session: Session, command: m.Reach, _: list[bytes]) -> None:

@@ -29,7 +29,15 @@ MAX_MODULE_BYTES = 512 << 20
 
 class ParameterBlock:
     """Where a function's parameters lie while it is launched: the driver wants a pointer to each
-    and takes the bytes before it returns."""
+    and takes the bytes before it returns.
+
+    Attributes
+    ----------
+    start, size : int
+        Address of the bytes, and how many there are.
+    address : int
+        Of the pointers.
+    """
 
     def __init__(self, facts: FunctionFacts) -> None:
         self.size = facts.size
@@ -37,11 +45,11 @@ class ParameterBlock:
         start = ctypes.addressof(self._bytes)
         pointers = [start + offset for offset, _ in facts.params]
         self._pointers = (ctypes.c_void_p * max(1, len(pointers)))(*pointers)
-        self._start = start
+        self.start = start
         self.address = ctypes.addressof(self._pointers)
 
     def fill(self, params: bytes) -> None:
-        ctypes.memmove(self._start, params, self.size)
+        ctypes.memmove(self.start, params, self.size)
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -67,8 +75,8 @@ class ModuleTable:
 
     Attributes
     ----------
-    launched : dict
-        Streams, and how much of their unmarked work is launches.
+    version : int
+        Another one whenever a module is gone.
     """
 
     def __init__(self, images: ImageStore) -> None:
@@ -77,8 +85,9 @@ class ModuleTable:
         self._functions: dict[int, Function] = {}
         self._bytes = 0
         self._upload: Upload | None = None
-        self.launched: dict[SessionStream, int] = {}
+        self.version = 0
         self.may_print = False
+        self._launched: dict[SessionStream, int] = {}
 
     # --- images ---
 
@@ -145,6 +154,7 @@ class ModuleTable:
         module = self.module(number)
         del self._modules[number]
         self._bytes -= module.size
+        self.version += 1
         self._functions = {n: f for n, f in self._functions.items() if f.module is not module}
         return module
 
@@ -171,6 +181,16 @@ class ModuleTable:
         if function is None:
             raise DeviceError(INVALID_HANDLE, f"function {number:#x} does not exist")
         return function
+
+    # --- launches ---
+
+    def launches(self, stream: SessionStream) -> int:
+        """How much of a stream's unmarked work was launches when `was_launched` was told last."""
+        return self._launched.get(stream, 0)
+
+    def was_launched(self, stream: SessionStream, unmarked: int) -> None:
+        """All of so much unmarked work of the stream is launches."""
+        self._launched[stream] = unmarked
 
     # --- the end ---
 

@@ -3,23 +3,25 @@
 
 Copies and fills in memory and on a stream that Python has checked before, while nothing else of the
 session is in flight: small ones in a row, and on a GPU large ones in a row with marks of the device
-behind each. What Python has
-checked is noted in a table that the compiled loop reads; it is changed only by the thread that runs
-the loop, and forgotten as a whole as soon as a block, a stream or a segment of the window is gone.
-All else stays in the ring, for Python.
+behind each; and launches of functions that it has launched before. What Python has checked is noted
+in a table that the compiled loop reads; it is changed only by the thread that runs the loop, and
+forgotten as a whole as soon as a block, a stream, a module or a segment of the window is gone. All
+else stays in the ring, for Python.
 """
 
 from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from flyt.backend.answers import Answers
 from flyt.backend.blocks import Block
 from flyt.backend.devices.base import Device, Direct
 from flyt.backend.inbox import Inbox
+from flyt.backend.modules import Function
+from flyt.backend.plain_table import MARKS, OF_A_STREAM, Notes, Table
 from flyt.backend.streams import SessionStream
 from flyt.backend.wire import Wire
 from flyt.errors import DeviceError
@@ -29,10 +31,6 @@ from flyt.shm.window import Window
 
 if TYPE_CHECKING:
     from flyt.backend.session import Session
-
-BLOCKS, SEGMENTS, STREAMS, MARKS = 64, 16, 16, 16
-"""How many of each are noted; a program seldom uses more in turns, and each is looked for in
-nanoseconds. One more takes the place of the oldest."""
 
 LARGEST = 64 << 10
 """Bytes that the loop itself copies, for a device that has no engine of its own."""
@@ -47,92 +45,6 @@ large copy under way that has no mark, after as long as it would ask the device 
 
 IDLE, LOOK, OTHER, KICK, LATE = range(5)
 """What the loop returns."""
-
-
-class _Range(ctypes.Structure):
-    _fields_ = (
-        ("start", ctypes.c_uint64),
-        ("end", ctypes.c_uint64),
-        ("device", ctypes.c_uint64),
-    )
-
-
-class _Stream(ctypes.Structure):
-    _fields_ = (
-        ("number", ctypes.c_uint64),
-        ("device", ctypes.c_uint64),
-        ("handle", ctypes.c_void_p),
-        ("move", ctypes.c_void_p),
-        ("fill", ctypes.c_void_p),
-        ("query", ctypes.c_void_p),
-    )
-
-
-_OF_A_STREAM = len(_Stream._fields_) - 2
-
-
-class Table(ctypes.Structure):
-    """``plain_t`` of plain.c."""
-
-    _fields_ = (
-        ("commands", ctypes.c_void_p),
-        ("replies", ctypes.c_void_p),
-        ("commands_read", ctypes.c_void_p),
-        ("replies_written", ctypes.c_void_p),
-        ("command_places", ctypes.c_uint32),
-        ("reply_places", ctypes.c_uint32),
-        ("base", ctypes.c_uint64),
-        ("pid", ctypes.c_uint64),
-        ("largest", ctypes.c_uint64),
-        ("blocks", ctypes.c_uint32),
-        ("segments", ctypes.c_uint32),
-        ("streams", ctypes.c_uint32),
-        ("count", ctypes.c_uint32),
-        ("first", ctypes.c_uint64),
-        ("stream", ctypes.c_uint64),
-        ("taken", ctypes.c_uint64),
-        ("moved", ctypes.c_uint64),
-        ("woken", ctypes.c_uint64),
-        ("slow", ctypes.c_uint64),
-        ("marks", ctypes.c_uint32),
-        ("oldest", ctypes.c_uint32),
-        ("marked", ctypes.c_uint64),
-        ("since", ctypes.c_uint64),
-        ("record", ctypes.c_void_p),
-        ("reached", ctypes.c_void_p),
-        ("mark", ctypes.c_void_p * MARKS),
-        ("block", _Range * BLOCKS),
-        ("segment", _Range * SEGMENTS),
-        ("queue", _Stream * STREAMS),
-    )
-
-
-class _Notes:
-    """Rows of one kind in the table; one too many takes the place of the oldest."""
-
-    def __init__(self, rows: ctypes.Array[Any]) -> None:
-        self._rows = rows
-        self._keys: dict[Hashable, None] = {}
-        self._next = 0
-
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._keys
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def add(self, key: Hashable, *values: int) -> None:
-        if len(self._keys) == len(self._rows):
-            del self._keys[next(iter(self._keys))]
-        self._keys[key] = None
-        row = self._rows[self._next]
-        for (name, _), value in zip(row._fields_, values, strict=True):
-            setattr(row, name, value)
-        self._next = (self._next + 1) % len(self._rows)
-
-    def clear(self) -> None:
-        self._keys.clear()
-        self._next = 0
 
 
 class PlainCommands:
@@ -156,8 +68,8 @@ class PlainCommands:
         self._serve: Callable[..., int] | None = None
         self._window: Window | None = None
         table = self._table = Table(pid=session.pid, largest=LARGEST)
-        self._blocks, self._segments = _Notes(table.block), _Notes(table.segment)
-        self._streams = _Notes(table.queue)
+        self._blocks, self._segments = Notes(table.block), Notes(table.segment)
+        self._streams, self._functions = Notes(table.queue), Notes(table.function)
         self._marked: Device | None = None
 
     def begin(self, native: Native, window: Window) -> None:
@@ -195,18 +107,9 @@ class PlainCommands:
         index : int, optional
             Of the window memory, if there is any.
         """
-        if (window := self._window) is None:
+        window = self._window
+        if window is None or not self._has(number, stream, window):
             return
-        self._forget_what_is_gone(window)
-        if number not in self._streams:
-            direct = self._direct(stream)
-            if direct is None:
-                self.end()  # no device will: all are of a kind
-                return
-            self._streams.add(number, number, stream.device.ordinal, *direct[:_OF_A_STREAM])
-            self._table.largest = UNBOUNDED if direct.query else LARGEST
-            if direct.record and self._marked is None:
-                self._make_marks(stream.device, direct)
         if block.address not in self._blocks:
             start, end = block.address, block.address + block.size
             self._blocks.add(start, start, end, block.device.ordinal)
@@ -215,12 +118,45 @@ class PlainCommands:
             self._segments.add(segment, *segment, 0)
         self._count()
 
+    def note_launch(
+        self, number: int, stream: SessionStream, name: int, function: Function
+    ) -> None:
+        """A launch was found right, and done: the like of it may be served by the loop; see `note`.
+        ``name`` is what commands call the function."""
+        if self._window is None or not self._has(number, stream, self._window):
+            return
+        if name not in self._functions:
+            device, params = function.module.device.ordinal, function.params
+            self._functions.add(
+                name, name, device, int(function.handle), params.size, params.start, params.address
+            )
+        self._count()
+
+    def _has(self, number: int, stream: SessionStream, window: Window) -> bool:
+        """Whether the stream is noted, by now at the latest."""
+        self._forget_what_is_gone(window)
+        if number not in self._streams:
+            direct = self._direct(stream)
+            if direct is None:
+                self.end()  # no device will: all are of a kind
+                return False
+            self._streams.add(number, number, stream.device.ordinal, *direct[:OF_A_STREAM])
+            self._table.largest = UNBOUNDED if direct.query else LARGEST
+            if direct.record and self._marked is None:
+                self._make_marks(stream.device, direct)
+        return True
+
     def _forget_what_is_gone(self, window: Window) -> None:
         holdings = self._holdings
-        known = holdings.blocks.version, holdings.streams.version, window.version
+        known = (
+            holdings.blocks.version,
+            holdings.streams.version,
+            holdings.modules.version,
+            window.version,
+        )
         if known != self._known:
             self._known = known
-            for notes in (self._blocks, self._segments, self._streams):
+            for notes in (self._blocks, self._segments, self._streams, self._functions):
                 notes.clear()
             self._count()
 
@@ -244,7 +180,7 @@ class PlainCommands:
     def _count(self) -> None:
         table = self._table
         table.blocks, table.segments = len(self._blocks), len(self._segments)
-        table.streams = len(self._streams)
+        table.streams, table.functions = len(self._streams), len(self._functions)
 
     def serve(self, seconds: float) -> bool:
         """Serve what is plain, or only wait for a command where something else is in flight.
@@ -305,16 +241,18 @@ class PlainCommands:
         self._holdings.moved += table.moved
         answers.were_given(table.taken, table.count)
         if table.count:
-            self._complete(table.first, table.count, table.stream, brief=not table.slow)
+            self._complete(table)
         return why
 
-    def _complete(self, first: int, count: int, number: int, *, brief: bool) -> None:
+    def _complete(self, table: Table) -> None:
         """The loop began these commands; they are finished like others."""
-        streams = self._holdings.streams
-        stream = streams.get(number)
-        for command in range(first, first + count):
+        holdings, first = self._holdings, table.first
+        stream = holdings.streams.get(table.stream)
+        for command in range(first, first + table.count):
             try:
-                streams.use(stream)
-                self._session.complete(command, [stream], brief=brief)
+                holdings.streams.use(stream)
+                self._session.complete(command, [stream], brief=not table.slow)
+                if command - first < table.launches:
+                    holdings.modules.was_launched(stream, holdings.unmarked(stream))
             except DeviceError as exc:
                 self._session.fail(command, exc)

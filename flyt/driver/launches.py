@@ -17,7 +17,8 @@ from flyt.frontend import params
 from flyt.frontend.api.handles import stream_of
 from flyt.frontend.current import thread
 from flyt.frontend.hostmem import pointer
-from flyt.frontend.kernels import MAX_THREADS_PER_BLOCK, Function, LaunchAttribute, Three
+from flyt.frontend.kernels import Function, LaunchAttribute
+from flyt.frontend.plain_kernel import MAX_THREADS_PER_BLOCK, Three
 
 _IDS = CUlaunchAttributeID
 COOPERATIVE: LaunchAttribute = (int(_IDS.CU_LAUNCH_ATTRIBUTE_COOPERATIVE), 1, 0, 0)

@@ -93,6 +93,17 @@ def _discard(session: Session, address: int) -> None:
     session.connection.call(lambda number: m.Free(number, address))
 
 
+def _giver(session: Session, address: int, size: int) -> Callable[[Pending], None]:
+    """Ends a block's reservation; once, however often it is told."""
+    left = [size]
+
+    def give(_: Pending) -> None:
+        if left:
+            session.reservations.give(address, left.pop())
+
+    return give
+
+
 def free(
     session: Session,
     address: int,
@@ -115,7 +126,7 @@ def free(
         return session.connection.submit(
             make,
             size=found.size,
-            finish=lambda _: session.reservations.give(address, found.size),
+            finish=_giver(session, address, found.size),
             posted=posted,
             stream=stream,
             sent=sent,

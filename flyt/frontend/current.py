@@ -125,7 +125,8 @@ def current() -> Session:
         helper = session.host_calls.thread
         if helper is not None and threading.current_thread() is helper:
             raise DeviceError(NOT_PERMITTED, "a host function may not call CUDA")
-        garbage.collect(session)
+        if session.garbage:
+            garbage.collect(session)
         return session
     with _lock:
         if _forked:

@@ -11,11 +11,13 @@ the same messages in the same order.
 from __future__ import annotations
 
 import itertools
+import struct
 from typing import TYPE_CHECKING
 
 from flyt.frontend.express_link import Area, ExpressLink
 from flyt.frontend.inflight import Pending, checked
-from flyt.frontend.streams import LEGACY_EXPLICIT
+from flyt.frontend.plain_kernel import PlainKernel, Three
+from flyt.frontend.streams import LEGACY_EXPLICIT, Stream
 from flyt.shm import memory
 from flyt.shm.native import Native, native
 
@@ -25,6 +27,11 @@ if TYPE_CHECKING:
 ELSEWHERE, LOOK, SENT = -1, -2, -3
 """What the library answers beside 0, and the sleep of a worker that has to be woken; below `SENT`,
 as far as the number of the command that has to be waited for."""
+
+MOST_STREAMS = 8
+"""That are asked for one after the other: with more the general way is no longer."""
+
+_SHAPE = struct.Struct("7I")
 
 _OF_MEMORY = -1
 """No stream's number: the legacy stream of the memory's device."""
@@ -58,6 +65,7 @@ class Express:
         self._streams = session.scheduler.table
         self._in, self._out = library.express_in, library.express_out
         self._fill, self._part = library.express_fill, library.express_part
+        self._launch, self._sync = library.express_launch, library.express_sync
         self._at, self._state = link.at, link.link
         self._calls = itertools.count(1)
         with connection.lock:
@@ -181,6 +189,62 @@ class Express:
             except BaseException:
                 self._link.nudge()
                 raise
+        return True
+
+    def launch(
+        self,
+        kernel: PlainKernel,
+        grid: Three,
+        block: Three,
+        shared: int,
+        stream: int,
+        params: bytes,
+    ) -> bool:
+        """cuLaunchKernel; see `Kernels.launch`. ``stream`` is a number of commands."""
+        try:
+            shape = _SHAPE.pack(*grid, *block, shared)
+        except struct.error:
+            return False
+        with self._raw:
+            try:
+                said = self._launch(self._at, kernel.at, shape, stream, params, len(params))
+                if not said:
+                    return True
+                if said == ELSEWHERE:
+                    return False
+                self._see_to(said)
+            except BaseException:
+                self._link.nudge()
+                raise
+        return True
+
+    def synchronize(self, handle: int, device: int) -> bool:
+        """cudaStreamSynchronize; see `Scheduler.synchronize`. True: what the stream waits for is
+        done, and there is no error to tell."""
+        stream = self._streams.known(handle, device)
+        if stream is None:
+            return False
+        with self._raw:
+            return self._are_done(self._streams.before(stream))
+
+    def synchronize_device(self, device: int) -> bool:
+        """cudaDeviceSynchronize; see `synchronize`."""
+        with self._raw:
+            if self._streams.has_dying:
+                return False  # the general way forgets those that are idle by now
+            return self._are_done(self._streams.standing(device))
+
+    def _are_done(self, streams: list[Stream]) -> bool:
+        """Under the lock. Nothing is sent, and all that was read is noted: an interrupt tears
+        nothing."""
+        if not 0 < len(streams) <= MOST_STREAMS:
+            return False
+        link = self._link
+        for stream in streams:
+            last = stream.last
+            number = 0 if last is None or last.done else last.id
+            if self._sync(self._at, stream.number, number, link.hold_ns, link.polite):
+                return False
         return True
 
     def _number(self, handle: int, device: int) -> int | None:

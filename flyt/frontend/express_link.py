@@ -37,8 +37,10 @@ NOTES, ROWS = 256, 16
 NOWHERE = (1 << 64) - 1
 
 _CODES = {kind: code for code, kind in m.COMMAND_CODES.items()}
-COPY_IN, COPY_OUT, FILL = (_CODES[kind] for kind in (m.CopyIn, m.CopyOut, m.Memset))
-_NAMES = {COPY_IN: "CopyIn", COPY_OUT: "CopyOut", FILL: "Memset"}
+COPY_IN, COPY_OUT, FILL, LAUNCH = (
+    _CODES[kind] for kind in (m.CopyIn, m.CopyOut, m.Memset, m.Launch)
+)
+_NAMES = {COPY_IN: "CopyIn", COPY_OUT: "CopyOut", FILL: "Memset", LAUNCH: "Launch"}
 _COUNTED = (
     ("staged_h2d_bytes", "staged_in"),
     ("staged_d2h_bytes", "staged_out"),
@@ -72,7 +74,7 @@ class Link(ctypes.Structure):
         *_words("last_id", "sent", "taken", "credits", "woken"),
         *_words("news", "base", "first", "count", "rows", "heard", "posts", "calls"),
         *_words("staged_in", "staged_out", "pinned_in", "pinned_out"),
-        *_words("asleep", "since"),
+        *_words("asleep", "since", "looked"),
         *_words("ring", "ring_index", "ring_size", "head", "tail", "holds", "freed"),
         *_words("cell", "cell_index", "cell_size", "reader", "owner"),
         *_words("blocks", "block_count", "block_room"),
@@ -209,7 +211,7 @@ class ExpressLink:
     def _note(self, note: _Note) -> None:
         pending = self._inflight.get(note.id)
         if pending is None:
-            pages = (note.index, note.size) if note.code != FILL else (0, 0)
+            pages = (note.index, note.size) if note.code in (COPY_IN, COPY_OUT) else (0, 0)
             pending = Pending(note.id, _NAMES[note.code], note.size, pages)
             pending.issued, pending.posted = note.issued / 1e9, True  # until its caller waits
             if not self.link.news:

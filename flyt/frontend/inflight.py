@@ -40,7 +40,8 @@ class Pending:
     wire : bytes
         The encoded command.
     finish : callable or None
-        Run once, under the connection's lock, when the answer comes or the session is lost.
+        Run under the connection's lock, when the answer comes or the session is lost. Once; but
+        twice does no harm, for who is interrupted in it is told once more.
     """
 
     __slots__ = (
@@ -147,9 +148,9 @@ class InflightTable:
     @staticmethod
     def _end(pending: Pending) -> None:
         pending.done = True
-        finish, pending.finish = pending.finish, None
-        if finish is not None:
+        if (finish := pending.finish) is not None:
             finish(pending)
+            pending.finish = None
         if pending.event is not None:
             pending.event.set()
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from flyt.errors import DeviceError, ProtocolError
 from flyt.frontend.inflight import Make, Pending
+from flyt.frontend.plain_kernel import PlainKernel, Three
 from flyt.frontend.pointers import Allocation, Space
 from flyt.frontend.streams import Stream
 from flyt.rpc import messages as m
@@ -28,7 +29,6 @@ from flyt.rpc.kernel_commands import (
 if TYPE_CHECKING:
     from flyt.frontend.session import Session
 
-Three = tuple[int, int, int]
 LaunchAttribute = tuple[int, int, int, int]
 """CUlaunchAttributeID, and up to three values."""
 
@@ -37,9 +37,6 @@ MEMORY_ALLOCATION = 2
 INVALID_IMAGE = 200
 INVALID_HANDLE = 400
 NOT_SUPPORTED = 801
-
-MAX_THREADS_PER_BLOCK, MAX_DYNAMIC_SHARED = 0, 8
-"""CUfunction_attribute's values."""
 
 IMAGE_TRIES = 2
 """The worker may forget an image between its last part and the command that names it; not twice,
@@ -68,6 +65,8 @@ class Function:
     module: Module
     name: str
     facts: FunctionFacts
+    plain: PlainKernel | None = None
+    """Made of the facts, at the first launch."""
 
     @property
     def device(self) -> int:
@@ -234,7 +233,7 @@ class Kernels:
         answer = self._connection.call(
             lambda number: m.FunctionSet(number, function.number, attribute, value % _WORD)
         )
-        function.facts = FunctionFacts.unpack(answer.payload)
+        function.facts, function.plain = FunctionFacts.unpack(answer.payload), None
 
     def set_cache_config(self, function: Function, config: int) -> None:
         """cuFuncSetCacheConfig."""
@@ -266,7 +265,14 @@ class Kernels:
         """cuLaunchKernelEx; ``params`` is packed as the function's facts say."""
         if stream.device != function.device:
             raise DeviceError(INVALID_HANDLE, "the stream belongs to another device")
-        now = bool(attributes) or not self._is_plain(function, grid, block, shared)
+        plain, express = function.plain or self._plain(function), self._session.express
+        if (
+            express is not None
+            and not attributes
+            and express.launch(plain, grid, block, shared, stream.number, params)
+        ):
+            return
+        now = bool(attributes) or not plain.takes(grid, block, shared)
         if now and not all(0 <= n < _WORD for n in (*grid, *block, shared)):
             raise DeviceError(INVALID_VALUE, f"a launch of {grid} blocks of {block} threads")
         flat = tuple(n for attribute in attributes for n in attribute) if attributes else ()
@@ -284,20 +290,15 @@ class Kernels:
             lambda number: m.Reach(number, stream.number), posted=True, stream=stream
         )
 
-    def _is_plain(self, function: Function, grid: Three, block: Three, shared: int) -> bool:
-        """Whether the driver is known to take it."""
-        grids, blocks = self._limits.get(function.device) or self._read_limits(function.device)
-        known = function.facts.attributes
-        return (
-            0 < grid[0] <= grids[0]
-            and 0 < grid[1] <= grids[1]
-            and 0 < grid[2] <= grids[2]
-            and 0 < block[0] <= blocks[0]
-            and 0 < block[1] <= blocks[1]
-            and 0 < block[2] <= blocks[2]
-            and block[0] * block[1] * block[2] <= known.get(MAX_THREADS_PER_BLOCK, 0)
-            and 0 <= shared <= known.get(MAX_DYNAMIC_SHARED, 0)
-        )
+    def _plain(self, function: Function) -> PlainKernel:
+        """What the driver is known to take of it."""
+        if function.plain is None:
+            grids, blocks = self._limits.get(function.device) or self._read_limits(function.device)
+            facts = function.facts
+            function.plain = PlainKernel(
+                function.number, facts.size, facts.attributes, grids, blocks
+            )
+        return function.plain
 
     def _read_limits(self, device: int) -> tuple[Three, Three]:
         known = self._session.devices[device]["attributes"]

@@ -6,9 +6,10 @@ values and ctypes, or from Python's values as CuPy takes them.
 from __future__ import annotations
 
 import ctypes
+import functools
 import operator
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,11 @@ BUFFER_POINTER, BUFFER_SIZE = 1, 2
 _EXTRA_WORDS = 16
 """More than any ``extra`` needs: two pairs and the end."""
 
-_INTEGERS = {1: ("<b", "<B"), 2: ("<h", "<H"), 4: ("<i", "<I"), 8: ("<q", "<Q")}
+_INTEGERS = {
+    size: (struct.Struct(f"<{form}").pack, struct.Struct(f"<{form.upper()}").pack)
+    for size, form in ((1, "b"), (2, "h"), (4, "i"), (8, "q"))
+}
+"""By the kernel's size, for ints below 0 and for others."""
 
 
 def pack(values: Sequence[bytes], facts: FunctionFacts) -> bytes:
@@ -41,6 +46,8 @@ def pack(values: Sequence[bytes], facts: FunctionFacts) -> bytes:
         raise DeviceError(
             INVALID_VALUE, f"{len(values)} arguments for a kernel that takes {len(facts.params)}"
         )
+    if facts.form is not None and [*map(len, values)] == facts.sizes:
+        return facts.form.pack(*values)
     buffer = bytearray(facts.size)
     for n, (value, (offset, size)) in enumerate(zip(values, facts.params, strict=True)):
         if len(value) < size:
@@ -135,26 +142,46 @@ def from_arguments(arguments: Sequence[Any], facts: FunctionFacts) -> bytes:
             INVALID_VALUE,
             f"{len(arguments)} arguments for a kernel that takes {len(facts.params)}",
         )
-    pairs = zip(arguments, facts.params, strict=True)
-    return pack([_argument(one, size, n) for n, (one, (_, size)) in enumerate(pairs)], facts)
+    kinds: map[Hashable] = map(type, arguments)
+    numbered = enumerate(zip(kinds, arguments, facts.sizes, strict=True))
+    return pack([_packer(kind)(one, size, n) for n, (kind, one, size) in numbered], facts)
 
 
-def _argument(value: Any, size: int, place: int) -> bytes:
+@functools.lru_cache(maxsize=256)
+def _packer(kind: type) -> Callable[[Any, int, int], bytes]:
+    """What makes a parameter of values of a type: of the value, the kernel's size, its place."""
+    if issubclass(kind, int):
+        return _integer
+    if issubclass(kind, np.bool_):
+        return _boolean
+    if issubclass(kind, np.generic):
+        return _scalar
+    if issubclass(kind, float):
+        return _float
+    return _complex if issubclass(kind, complex) else _object_or_pointer
+
+
+def _boolean(value: Any, size: int, place: int) -> bytes:
+    return _integer(int(value), size, place)
+
+
+def _scalar(value: Any, size: int, place: int) -> bytes:
+    return _exact(value.tobytes(), size, place, value.dtype)
+
+
+def _complex(value: complex, size: int, place: int) -> bytes:
+    return _exact(np.complex128(value).tobytes(), size, place, "complex128")
+
+
+def _object_or_pointer(value: Any, size: int, place: int) -> bytes:
+    address = getattr(value, "ptr", None)  # first: an array interface is made anew at each look
+    return _word(address) if isinstance(address, int) else _pointed(value, size, place)
+
+
+def _pointed(value: Any, size: int, place: int) -> bytes:
+    """What is no number, and has no ``ptr``."""
     if value is None:
         return _word(0)
-    if isinstance(value, (bool, np.bool_)):
-        return _integer(int(value), size, place)
-    if isinstance(value, int):
-        return _integer(value, size, place)
-    if isinstance(value, np.generic):
-        return _exact(value.tobytes(), size, place, value.dtype)
-    if isinstance(value, float):
-        return _float(value, size, place)
-    if isinstance(value, complex):
-        return _exact(np.complex128(value).tobytes(), size, place, "complex128")
-    address = getattr(value, "ptr", None)  # first: an array interface is made anew at each look
-    if isinstance(address, int):
-        return _word(address)
     interface = getattr(value, "__cuda_array_interface__", None)
     if interface is not None:
         return _word(int(interface["data"][0]))
@@ -175,7 +202,7 @@ def _integer(value: int, size: int, place: int) -> bytes:
     if forms is None:
         raise TypeError(f"argument {place} is an int, the kernel reads {size} bytes")
     try:
-        return struct.pack(forms[value >= 0], value)
+        return forms[value >= 0](value)
     except struct.error:
         raise OverflowError(f"argument {place}: {value} does not fit into {size} bytes") from None
 

@@ -11,15 +11,13 @@ from flyt.errors import DeviceError, FlytError
 from flyt.frontend import current
 from flyt.frontend.api.handles import stream_of
 from flyt.frontend.current import thread
-from flyt.frontend.kernels import Function, LaunchAttribute, Module, Three
+from flyt.frontend.kernels import Function, LaunchAttribute, Module
 from flyt.frontend.params import from_arguments
+from flyt.frontend.plain_kernel import MAX_DYNAMIC_SHARED, Three
 from flyt.frontend.session import Session
 
 COOPERATIVE = 2
 """CU_LAUNCH_ATTRIBUTE_COOPERATIVE."""
-
-MAX_DYNAMIC_SHARED = 8
-"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
 
 FUNCTION_ATTRIBUTES = {
     "max_threads_per_block": 0,
@@ -213,11 +211,12 @@ class RawKernel:
             jitify=jitify,
         )
         self.name = name
+        self._known: dict[int, tuple[Session, Function]] = {}
 
     @classmethod
     def _of(cls, module: RawModule, name: str) -> RawKernel:
         made = cls.__new__(cls)
-        made._module, made.name = module, name  # noqa: SLF001 - its own
+        made._module, made.name, made._known = module, name, {}  # noqa: SLF001 - its own
         return made
 
     @property
@@ -283,7 +282,12 @@ class RawKernel:
         stream : Stream or int, optional
             Default: the legacy default stream.
         """
-        session, function = self._module._function(self.name)  # noqa: SLF001
+        session = current.current()
+        known = self._known.get(thread.device)
+        if known is None or known[0] is not session:
+            known = self._module._function(self.name)  # noqa: SLF001
+            self._known[thread.device] = known
+        function = known[1]
         session.connection.raise_deferred()
         attributes: tuple[LaunchAttribute, ...] = (
             ((COOPERATIVE, 1, 0, 0),) if self.enable_cooperative_groups else ()
@@ -300,7 +304,9 @@ class RawKernel:
 
 
 def _three(extent: Extent) -> Three:
-    given = (extent,) if isinstance(extent, int) else tuple(int(n) for n in extent)
+    if type(extent) is tuple and len(extent) == 1 and type(extent[0]) is int:
+        return extent[0], 1, 1  # the commonest
+    given = tuple(int(n) for n in ((extent,) if isinstance(extent, int) else extent))
     if not 1 <= len(given) <= 3:
         raise ValueError(f"{extent!r} is no grid or block of one to three dimensions")
     x, y, z = (*given, 1, 1)[:3]

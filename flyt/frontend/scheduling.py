@@ -50,11 +50,10 @@ class Scheduler:
 
     def stream(self, handle: int, device: int) -> Stream:
         """The stream that a handle means to this thread, whose current device is ``device``."""
-        with self._connection.lock.reading:
+        found = self.table.known(handle, device)  # one look-up, so it needs no lock
+        if found is None:
             if handle > PER_THREAD or handle < 0:
                 return self.table.get(handle)
-            found = self.table.special(handle, device)
-        if found is None:
             found = self.create(device, 0, 0)
             with self._connection.lock:
                 self.table.set_per_thread(found)

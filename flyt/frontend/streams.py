@@ -149,6 +149,15 @@ class StreamTable:
     def of(self, device: int) -> list[Stream]:
         """Every stream of a device; forgets destroyed ones that are idle by now."""
         self._dying = [stream for stream in self._dying if not stream.idle]
+        return self.standing(device)
+
+    @property
+    def has_dying(self) -> bool:
+        """Whether there are destroyed streams that may be busy."""
+        return bool(self._dying)
+
+    def standing(self, device: int) -> list[Stream]:
+        """`of`, without a change: for those who may be interrupted."""
         everyone = [*self._legacy.values(), *self._streams.values(), *self._dying]
         return [stream for stream in everyone if stream.device == device]
 

@@ -170,15 +170,34 @@ class FunctionFacts:
         By CUfunction_attribute.
     params : tuple of (offset, size)
         In bytes of the parameter buffer.
+    size : int
+        Bytes of the parameter buffer.
+    sizes : list of int
+        Of the parameters.
+    form : struct.Struct or None
+        Puts each parameter's bytes at its place; None where the places are not in their order.
     """
 
     attributes: dict[int, int]
     params: tuple[tuple[int, int], ...]
+    size: int = dataclasses.field(init=False)
+    sizes: list[int] = dataclasses.field(init=False)
+    form: struct.Struct | None = dataclasses.field(init=False, compare=False)
 
-    @property
-    def size(self) -> int:
-        """Bytes of the parameter buffer."""
-        return max((offset + size for offset, size in self.params), default=0)
+    def __post_init__(self) -> None:
+        size = max((offset + size for offset, size in self.params), default=0)
+        object.__setattr__(self, "size", size)
+        object.__setattr__(self, "sizes", [size for _, size in self.params])
+        object.__setattr__(self, "form", self._form())
+
+    def _form(self) -> struct.Struct | None:
+        parts, at = ["<"], 0
+        for offset, size in self.params:
+            if offset < at:
+                return None
+            parts.append(f"{offset - at}x{size}s")
+            at = offset + size
+        return struct.Struct("".join(parts))
 
     def pack(self) -> bytes:
         """The bytes of the frame."""

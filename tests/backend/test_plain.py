@@ -15,8 +15,9 @@ from typing import Any
 import msgpack
 import pytest
 
-from flyt.backend import plain
-from flyt.backend.plain import IDLE, KICK, LATE, LOOK, OTHER, Table
+from flyt.backend import plain, plain_table
+from flyt.backend.plain import IDLE, KICK, LATE, LOOK, OTHER
+from flyt.backend.plain_table import Table
 from flyt.rpc import messages as m
 from flyt.shm import layout, memory
 from flyt.shm.native import Native, native
@@ -60,10 +61,10 @@ class Loop:
         table = self.table = Table(base=segment - INDEX, pid=PID, largest=plain.LARGEST)
         table.commands, table.commands_read, table.command_places = self.read.place
         table.replies, table.replies_written, table.reply_places = self.written.place
-        table.block[0] = plain._Range(self.block, self.block + BLOCK, DEVICE)
-        table.segment[0] = plain._Range(INDEX, INDEX + BLOCK, 0)
-        table.queue[0] = plain._Stream(
-            STREAM, DEVICE, 0, library.plain_move, library.plain_fill, None
+        table.block[0] = plain_table.Range(self.block, self.block + BLOCK, DEVICE)
+        table.segment[0] = plain_table.Range(INDEX, INDEX + BLOCK, 0)
+        table.queue[0] = plain_table.Stream(
+            STREAM, DEVICE, 0, library.plain_move, library.plain_fill, None, None
         )
         table.blocks = table.segments = table.streams = 1
         self.device = memory.view(self.block, BLOCK)
@@ -355,8 +356,8 @@ class Slow:
         self._functions = Move(self._move), Query(self._query)
         move, query = (ctypes.cast(f, ctypes.c_void_p).value for f in self._functions)
         for row in range(2):
-            loop.table.queue[row] = plain._Stream(
-                STREAM + row, DEVICE, 0x1234, move, loop.library.plain_fill, query
+            loop.table.queue[row] = plain_table.Stream(
+                STREAM + row, DEVICE, 0x1234, move, loop.library.plain_fill, query, None
             )
         loop.table.streams = 2
         self.ready_after = 1 << 60

@@ -6,11 +6,25 @@ from __future__ import annotations
 
 import ctypes
 import random
+import struct
+import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from flyt.frontend.express_link import COPY_IN, COPY_OUT, FILL, NOTES, NOWHERE, ROWS, Area, Link
+from flyt.frontend.express_link import (
+    COPY_IN,
+    COPY_OUT,
+    FILL,
+    LAUNCH,
+    NOTES,
+    NOWHERE,
+    ROWS,
+    Area,
+    Link,
+)
+from flyt.frontend.plain_kernel import Fields, PlainKernel
 from flyt.rpc import messages as m
 from flyt.shm import layout, memory, ring
 from flyt.shm.native import native
@@ -75,6 +89,9 @@ class Ends:
 
     def fill(self, size: int = 64, at: int = 0) -> int:
         return int(self.library.express_fill(self.at, BLOCK + at, 7, size, 5))
+
+    def sync(self, stream: int, *, last: int = 0, patience: int = MOMENT) -> int:
+        return int(self.library.express_sync(self.at, stream, last, patience, 1))
 
     def read(self) -> bool:
         return bool(self.library.express_read(self.at))
@@ -291,8 +308,19 @@ def test_a_full_ring_takes_nothing(ends: Ends) -> None:
 
 
 def test_the_connection_is_looked_at_now_and_then(ends: Ends) -> None:
-    said = [ends.fill() for _ in range(96)]
+    said = []
+    for _ in range(5):
+        ends.link.looked = 0
+        said += [ends.fill() for _ in range(20)]
     assert [n for n, one in enumerate(said, 1) if one == LOOK] == [32, 64, 96]
+
+
+def test_the_connection_is_looked_at_once_in_a_millisecond(ends: Ends) -> None:
+    assert LOOK in [ends.fill() for _ in range(32)]
+    ends.link.looked += 10**12  # a look that stays fresh for the test
+    assert LOOK not in [ends.fill() for _ in range(64)]
+    ends.link.looked = 0
+    assert ends.fill() == LOOK
 
 
 def test_a_sleeper_is_told_of_until_it_was_woken(ends: Ends) -> None:
@@ -428,3 +456,184 @@ def test_pinned_copies_that_are_waited_for(ends: Ends) -> None:
     command = ends.heard(m.CopyIn)
     assert isinstance(command, m.CopyIn)
     assert command.index == PINNED_INDEX
+
+
+# --- synchronises ---
+
+QUEUE = 5
+"""The stream of `Ends.fill`."""
+
+
+def test_a_stream_is_done_when_its_last_command_is(ends: Ends) -> None:
+    for _ in range(3):
+        assert ends.fill() == 0
+    ends.say(m.Done(2, 1, 2))
+    assert ends.sync(QUEUE) == ELSEWHERE
+    ends.say(m.Done(3, 3, 1))
+    assert ends.sync(QUEUE) == 0
+    assert ends.commands.taken == 0, "it sends nothing"
+
+
+def test_other_streams_are_not_waited_for(ends: Ends) -> None:
+    assert ends.fill() == ends.into(ends.pinned) == 0  # on QUEUE, and on the device's legacy stream
+    ends.say(m.Done(2, 2, 1))
+    assert ends.sync(ORDINAL) == 0
+    assert ends.sync(QUEUE) == ELSEWHERE
+    assert ends.into(ends.pinned) == 0
+    ends.say(m.Done(3, 1, 1))
+    assert ends.sync(QUEUE) == 0
+    assert ends.sync(ORDINAL) == ELSEWHERE
+
+
+def test_a_command_that_python_knows_of_is_waited_for(ends: Ends) -> None:
+    ends.link.last_id = ends.link.sent = 9
+    assert ends.sync(QUEUE, last=7) == ELSEWHERE
+    ends.say(m.Done(6, 1, 6))
+    assert ends.sync(QUEUE, last=7) == ELSEWHERE
+    ends.say(m.Done(7, 7, 1))
+    assert ends.sync(QUEUE, last=7) == 0
+    assert ends.fill() == 0
+    assert ends.sync(QUEUE, last=7) == ELSEWHERE, "a later one stands in the notes"
+    assert ends.rows == [(1, 7)]
+
+
+def test_an_answer_that_comes_meanwhile_ends_the_wait(ends: Ends) -> None:
+    assert ends.fill() == 0
+    timer = threading.Timer(0.05, ends.say, (m.Done(1, 1, 1),))
+    timer.start()
+    while ends.sync(QUEUE, patience=10**6) == ELSEWHERE and timer.is_alive():
+        time.sleep(0.001)
+    timer.join()
+    assert ends.sync(QUEUE) == 0
+
+
+def test_an_error_behind_the_answer_is_pythons_to_tell(ends: Ends) -> None:
+    assert ends.fill() == ends.into(ends.pinned) == 0
+    error = m.Result(2, 700, 2, (), "x")
+    ends.say(m.Done(1, 1, 1), error)
+    assert ends.sync(QUEUE) == ELSEWHERE
+    assert m.REPLIES.decode(ends.read_end.read() or b"") == error
+
+
+def test_without_a_fresh_answer_the_connection_is_looked_at(ends: Ends) -> None:
+    assert ends.sync(QUEUE) == ELSEWHERE, "nothing was ever heard"
+    assert ends.fill() == 0
+    ends.say(m.Done(1, 1, 1))
+    assert ends.sync(QUEUE) == 0
+    time.sleep(0.002)
+    assert ends.sync(QUEUE) == ELSEWHERE
+    ends.link.shut = 1
+    assert ends.fill() == ELSEWHERE
+    ends.link.shut = 0
+    assert ends.fill() == 0
+    ends.say(m.Done(2, 2, 1))
+    ends.link.shut = 1
+    assert ends.sync(QUEUE) == ELSEWHERE
+
+
+# --- launches ---
+
+FUNCTION, LIMITS = 1 << 20, ((2**31 - 1, 65535, 65535), (1024, 1024, 64))
+ATTRIBUTES = {0: 1024, 8: 48 << 10}
+"""CUfunction_attribute: threads of a block, bytes of shared memory."""
+Shape = tuple[int, int, int, int, int, int, int]
+
+
+def kernel(size: int = 12, number: int = FUNCTION) -> PlainKernel:
+    return PlainKernel(number, size, ATTRIBUTES, *LIMITS)
+
+
+def launch(
+    ends: Ends, shape: Shape = (1, 1, 1, 1, 1, 1, 0), size: int = 12, known: int | None = None
+) -> int:
+    """A launch with so many bytes of parameters, of a function that takes as many, or ``known``."""
+    one, params = kernel(size if known is None else known), bytes(range(256))[:size]
+    words = struct.pack("7I", *shape)
+    return int(ends.library.express_launch(ends.at, one.at, words, QUEUE, params, len(params)))
+
+
+def test_the_kernel_is_what_the_library_thinks(ends: Ends) -> None:
+    assert ctypes.sizeof(Fields) == ends.library.express_kernel_size
+
+
+def test_a_launch_is_what_the_codec_makes_of_it(ends: Ends) -> None:
+    rng, link = random.Random(9), ends.link
+    for _ in range(2000):
+        link.last_id = rng.getrandbits(rng.choice([5, 8, 31, 33, 60]))
+        number, stream = (rng.getrandbits(rng.choice([7, 8, 21, 33, 62])) for _ in range(2))
+        grid = tuple(rng.randrange(1, rng.choice([2, 200, 300, most + 1])) for most in LIMITS[0])
+        block = (rng.choice([1, 32, 256]), rng.choice([1, 2, 4]), 1)
+        shared, params = rng.randrange(48 << 10), rng.randbytes(rng.choice([0, 1, 8, 31]))
+        one = kernel(len(params), number)
+        words = struct.pack("7I", *grid, *block, shared)
+        said = ends.library.express_launch(ends.at, one.at, words, stream, params, len(params))
+        assert said in (0, LOOK)
+        expected = m.Launch(
+            link.last_id, number, *grid, *block, shared, stream, (), params, False
+        )  # fmt: skip
+        assert ends.commands.read() == m.COMMANDS.encode(expected)
+        assert ends.notes == [(link.last_id, LAUNCH)]
+        ends.library.express_heard(ends.at)
+        link.sent = link.taken = 0
+
+
+NOT_TAKEN: dict[str, Shape] = {
+    "no block": (0, 1, 1, 1, 1, 1, 0),
+    "no thread": (1, 1, 1, 1, 1, 0, 0),
+    "too many blocks": (1 << 31, 1, 1, 1, 1, 1, 0),
+    "too many rows of blocks": (1, 65536, 1, 1, 1, 1, 0),
+    "too long a block": (1, 1, 1, 1025, 1, 1, 0),
+    "too high a block": (1, 1, 1, 1, 1, 65, 0),
+    "too many threads": (1, 1, 1, 1024, 2, 1, 0),
+    "many too many threads": (1, 1, 1, 1024, 1024, 64, 0),
+    "too much shared memory": (1, 1, 1, 1, 1, 1, (48 << 10) + 1),
+    "everything": (2**32 - 1,) * 7,
+}
+
+
+@pytest.mark.parametrize("shape", NOT_TAKEN.values(), ids=NOT_TAKEN.keys())
+def test_what_the_driver_may_refuse_goes_elsewhere(ends: Ends, shape: Shape) -> None:
+    assert not kernel().takes(shape[:3], shape[3:6], shape[6])
+    assert launch(ends, shape) == ELSEWHERE
+    assert (ends.commands.read(), ends.link.news) == (None, 0)
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1, 1, 1, 1, 0), (2**31 - 1, 65535, 65535, 16, 1, 64, 48 << 10)]
+)
+def test_what_the_driver_takes_at_most(ends: Ends, shape: Shape) -> None:
+    assert kernel().takes(shape[:3], shape[3:6], shape[6])
+    assert launch(ends, shape) == 0
+
+
+def test_parameters_of_another_size_go_elsewhere(ends: Ends) -> None:
+    assert launch(ends, size=11, known=12) == launch(ends, size=13, known=12) == ELSEWHERE
+    assert ends.commands.read() is None
+
+
+def test_parameters_as_long_as_a_place(ends: Ends) -> None:
+    """One byte more goes by the connection: that is Python's."""
+    ends.link.last_id = 1 << 40
+    most = max(size for size in range(120) if launch(ends, size=size) != ELSEWHERE)
+    last = b""
+    while (entry := ends.commands.read()) is not None:
+        last = entry
+    assert len(last) == ring.LARGEST
+    assert len(m.COMMANDS.decode(last).params) == most
+    assert launch(ends, size=most + 1) == launch(ends, size=255) == ELSEWHERE
+
+
+def test_launches_are_posts_with_credits_notes_and_looks(ends: Ends) -> None:
+    said = []
+    for _ in range(4):
+        ends.link.looked = 0
+        said += [launch(ends) for _ in range(16)]
+    assert [n for n, one in enumerate(said, 1) if one == LOOK] == [32, 64]
+    assert (ends.link.posts, ends.link.calls) == (64, 0)
+    ends.link.credits = 64
+    assert launch(ends) == ELSEWHERE
+    ends.say(m.Done(64, 1, 64))
+    assert launch(ends) == 0
+    assert ends.sync(QUEUE) == ELSEWHERE, "the last one is not done"
+    ends.link.shut = 1
+    assert launch(ends) == ELSEWHERE

@@ -71,6 +71,11 @@ def _read_only() -> Any:
     return array
 
 
+def _waited(device: int, data: Any, stream: Any) -> tuple[Any, ...]:
+    copied = cudart.cudaMemcpyAsync(device, data, SIZE, H2D, stream)
+    return (*copied, *cudart.cudaStreamSynchronize(stream), len(flyt.inflight()))
+
+
 CASES: dict[str, Case] = {
     "as it should be": lambda d, a: cudart.cudaMemcpy(a, d, SIZE, D2H),
     "a kind as a number": lambda d, a: cudart.cudaMemcpy(d, a, SIZE, 1),
@@ -108,12 +113,20 @@ CASES: dict[str, Case] = {
     "a value of 8 bits": lambda d, _: cudart.cudaMemset(d, np.int8(-1), SIZE),
     "a kind that is none": lambda d, a: cudart.cudaMemcpy(a, d, SIZE, (1 << 32) - 1),
     "None for a stream": lambda d, a: cudart.cudaMemcpyAsync(d, a, SIZE, H2D, None),
+    "a wait for the default stream": lambda d, a: _waited(d, a, 0),
+    "a wait for the legacy stream": lambda d, a: _waited(d, a, 1),
+    "a wait for the thread's own stream": lambda d, a: _waited(d, a, 2),
+    "a wait for a stream": lambda d, a: _waited(d, a, cudart.cudaStreamCreate()[1]),
+    "a wait for no stream": lambda d, a: cudart.cudaStreamSynchronize(0x777),
+    "a wait for None": lambda d, a: cudart.cudaStreamSynchronize(None),
     "larger than the cell": lambda d, _: cudart.cudaMemcpy(np.ones(1 << 17, "u1"), d, SIZE, D2H),
 }
 RAISES: dict[str, tuple[type[Exception], Case]] = {
     "gaps": (ValueError, lambda d, _: cudart.cudaMemcpy(d, _gaps(), SIZE, H2D)),
     "a negative size": (OverflowError, lambda d, a: cudart.cudaMemcpy(a, d, -1, D2H)),
     "a size of 65 bits": (OverflowError, lambda d, a: cudart.cudaMemcpy(a, d, 1 << 64, D2H)),
+    "a wait below 0": (OverflowError, lambda _d, _a: cudart.cudaStreamSynchronize(-1)),
+    "a wait for a text": (TypeError, lambda _d, _a: cudart.cudaStreamSynchronize("1")),
     "an address of 65 bits": (TypeError, lambda d, _: cudart.cudaMemcpy(1 << 64, d, 8, D2H)),
     "a value of 32 bits": (OverflowError, lambda d, _: cudart.cudaMemset(d, 1 << 31, SIZE)),
     "a kind of 41 bits": (OverflowError, lambda d, a: cudart.cudaMemcpy(a, d, SIZE, 1 << 40)),
@@ -329,6 +342,84 @@ def test_an_error_of_the_device(
     connect(backend(device_options=f"fault={fault}"))
     device, back = cudart.cudaMalloc(SIZE)[1], np.zeros(SIZE, np.uint8)
     codes = [cudart.cudaMemcpy(back, device, SIZE, D2H)[0] for _ in range(5)]
+    assert codes == [0, 0, 1, 0, 0]
+
+
+def _goes_the_short_way(monkeypatch: pytest.MonkeyPatch, session: flyt.Session) -> list[int]:
+    """One entry for each synchronise that goes the general way from now on."""
+    general: list[int] = []
+    wait = session.scheduler._wait
+
+    def waits(pending: Any) -> None:
+        general.append(1)
+        wait(pending)
+
+    monkeypatch.setattr(session.scheduler, "_wait", waits)
+    return general
+
+
+@needs_rings
+def test_a_wait_for_small_work_takes_the_short_way(
+    session: flyt.Session, device: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session.express._link.hold_ns = 10**8
+    data, stream = np.ones(SIZE, np.uint8), cudart.cudaStreamCreate()[1]
+    assert cudart.cudaDeviceSynchronize() == (0,)
+    general = _goes_the_short_way(monkeypatch, session)
+    waits: list[Callable[[], Any]] = [
+        cudart.cudaDeviceSynchronize,
+        lambda: cudart.cudaStreamSynchronize(0),
+        lambda: cudart.cudaStreamSynchronize(stream),
+        flyt.Stream.default.sync,
+    ]
+    for wait in waits:
+        for _ in range(10):
+            assert cudart.cudaMemcpyAsync(device, data, SIZE, H2D, stream) == (0,)
+            wait()
+            assert not flyt.inflight()
+    assert len(general) < 10, "now and then an answer is late"
+
+
+@pytest.mark.emulated_only(reason="a slowed device")
+@pytest.mark.parametrize("flags", [0, 1], ids=["blocking", "non-blocking"])
+def test_who_is_waited_for_is_done(
+    backend: Callable[..., Any], connect: Callable[..., flyt.Session], flags: int
+) -> None:
+    """The default stream also waits for blocking ones, a stream for itself, a device for all."""
+    connect(backend(device_options="latency=0.2"))
+    stream = cudart.cudaStreamCreateWithFlags(flags)[1]
+    device, pinned = cudart.cudaMalloc(SIZE)[1], flyt.pinned_empty(SIZE, np.uint8)
+    pinned[:] = 0
+
+    def busy(value: int) -> None:
+        assert cudart.cudaMemsetAsync(device, value, SIZE, stream) == (0,)
+        assert cudart.cudaMemcpyAsync(pinned, device, SIZE, D2H, stream) == (0,)
+
+    busy(1)
+    assert cudart.cudaStreamSynchronize(0) == (0,)
+    assert (pinned[0] == 1) == (not flags)
+    assert cudart.cudaStreamSynchronize(stream) == (0,)
+    assert (pinned == 1).all()
+    busy(2)
+    assert cudart.cudaStreamDestroy(stream) == (0,)
+    assert cudart.cudaDeviceSynchronize() == (0,)
+    assert (pinned == 2).all()
+
+
+@pytest.mark.emulated_only(reason="an injected fault")
+@pytest.mark.parametrize("own", [True, False], ids=["its own stream", "another stream"])
+def test_a_wait_tells_the_error_of_a_post_once(
+    backend: Callable[..., Any], connect: Callable[..., flyt.Session], own: bool
+) -> None:
+    connect(backend(device_options="fault=copy:1:3:async"))
+    device, pinned = cudart.cudaMalloc(SIZE)[1], flyt.pinned_empty(SIZE, np.uint8)
+    stream, other = (cudart.cudaStreamCreate()[1] for _ in range(2))
+    wait = (lambda: cudart.cudaStreamSynchronize(stream)) if own else cudart.cudaDeviceSynchronize
+    codes = []
+    for _ in range(5):
+        assert cudart.cudaMemcpyAsync(device, pinned, SIZE, H2D, stream) == (0,)
+        assert cudart.cudaMemsetAsync(device, 1, SIZE, other) == (0,)
+        codes.append(int(wait()[0]))
     assert codes == [0, 0, 1, 0, 0]
 
 

@@ -47,6 +47,9 @@ SETTLE = 2.5
 LONG = 3 << 20
 """Bytes: two slots, the second one twice as full as the first."""
 
+BY_SLOTS = np.full(1 << 20, 5, np.uint8)
+"""Too large for the short way, and for the ring of small copies."""
+
 CALLS: dict[str, Callable[[int, Any, int], Any]] = {
     "to host": lambda device, data, _: cudart.cudaMemcpy(data, device, SIZE, D2H),
     "to host, late": lambda device, data, _: cudart.cudaMemcpy(data, device, SIZE, D2H),
@@ -58,6 +61,18 @@ CALLS: dict[str, Callable[[int, Any, int], Any]] = {
     "fill": lambda device, *_: cudart.cudaMemset(device, 7, SIZE),
     "to pinned": lambda device, _, pinned: cudart.cudaMemcpy(pinned, device, SIZE, D2H),
     "from pinned": lambda device, _, pinned: cudart.cudaMemcpy(device, pinned, SIZE, H2D),
+    "by slots": lambda device, *_: (
+        cudart.cudaMemcpy(device, BY_SLOTS, len(BY_SLOTS), H2D),
+        cudart.cudaDeviceSynchronize(),
+    ),
+    "a wait": lambda device, data, _: (
+        cudart.cudaMemcpy(device, data, SIZE, H2D),
+        cudart.cudaDeviceSynchronize(),
+    ),
+    "a wait for a stream": lambda device, data, _: (
+        cudart.cudaMemcpy(device, data, SIZE, H2D),
+        cudart.cudaStreamSynchronize(0),
+    ),
     "behind a stream": lambda device, _, pinned: cudart.cudaMemcpyAsync(
         device, pinned, SIZE, H2D, 0
     ),
@@ -84,7 +99,8 @@ def test_an_interrupt_at_any_line_loses_nothing(
         assert cudart.cudaDeviceSynchronize() == (0,)
         if "asleep" in name:
             time.sleep(ASLEEP)
-        session.express._state.since = LOOKS - 1 if "looking" in name else 0
+        state = session.express._state
+        state.since, state.looked = LOOKS - 1 if "looking" in name else 0, 0
         at += 1
         interrupter = Interrupter(at, LINES)
         sys.settrace(interrupter)
@@ -145,7 +161,7 @@ def test_the_place_of_an_interrupted_copy_is_its_own(
     with monkeypatch.context() as patch:
         patch.setattr(session.connection._wire, "wants_a_look", interrupted)
         if session.express is not None:
-            session.express._state.since = LOOKS - 1
+            session.express._state.since, session.express._state.looked = LOOKS - 1, 0
             patch.setattr(session.connection, "drain", interrupted)
             patch.setattr(session.express._link, "wake", lambda _: interrupted())
         with pytest.raises(KeyboardInterrupt):

@@ -24,13 +24,15 @@ Notification = Callable[[int], None]
 class Direct(NamedTuple):
     """How compiled code puts small work on a stream: the stream as a pointer, and addresses of
     functions with the arguments and results of cuMemcpyAsync, cuMemsetD8Async, cuStreamQuery,
-    cuEventRecord and cuEventQuery. The last three are 0 where work is done when the call is back;
-    else the device's events are addresses too."""
+    cuLaunchKernel, cuEventRecord and cuEventQuery. ``query``, ``record`` and ``reached`` are 0
+    where work is done when the call is back, else the device's events are addresses too;
+    ``launch`` is 0 where the device runs no kernels."""
 
     stream: int
     move: int
     fill: int
     query: int
+    launch: int
     record: int
     reached: int
 

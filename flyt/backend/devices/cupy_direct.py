@@ -10,7 +10,14 @@ import logging
 from flyt.backend.devices.base import Direct
 
 DRIVER = "libcuda.so.1"
-NAMES = "cuMemcpyAsync", "cuMemsetD8Async", "cuStreamQuery", "cuEventRecord", "cuEventQuery"
+NAMES = (
+    "cuMemcpyAsync",
+    "cuMemsetD8Async",
+    "cuStreamQuery",
+    "cuLaunchKernel",
+    "cuEventRecord",
+    "cuEventQuery",
+)
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +45,6 @@ def _functions(library: str) -> list[int] | None:
         driver = ctypes.CDLL(library)
         found = [getattr(driver, name) for name in NAMES]
     except (OSError, AttributeError) as exc:
-        log.warning("small copies take the long way: %s", exc)
+        log.warning("small copies and launches take the long way: %s", exc)
         return None
     return [ctypes.cast(f, ctypes.c_void_p).value or 0 for f in found]

@@ -54,7 +54,9 @@ def cudaSetDevice(device: int) -> Answer:
 @cuda(0)
 def cudaDeviceSynchronize() -> Answer:
     """Wait for all work of this process on the current device, not for other processes'."""
-    current.current().synchronize(thread.device)
+    express = current.express()
+    if express is None or not express.synchronize_device(thread.device):
+        current.current().synchronize(thread.device)
     return ()
 
 

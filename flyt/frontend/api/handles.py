@@ -57,7 +57,10 @@ def stream_of(session: Session, handle: Any) -> Stream:
     DeviceError
         cudaErrorInvalidResourceHandle for a handle that is not one of this process's streams.
     """
-    return session.scheduler.stream(number_of(handle), thread.device)
+    number = 0 if handle is None else handle if type(handle) is int else -1
+    if not 0 <= number < 1 << ADDRESS_BITS:
+        number = number_of(handle)
+    return session.scheduler.stream(number, thread.device)
 
 
 def event_of(session: Session, handle: Any) -> Event:

@@ -10,7 +10,7 @@ from cuda.bindings.runtime import cudaStream_t, cudaStreamCaptureStatus
 from flyt.errors import DeviceError
 from flyt.frontend import current
 from flyt.frontend.api.convention import INVALID_VALUE, Answer, cuda
-from flyt.frontend.api.handles import event_of, number_of, stream_of
+from flyt.frontend.api.handles import event_of, number_of, plain_number, stream_of
 from flyt.frontend.current import thread
 from flyt.frontend.hostmem import c_uint
 from flyt.frontend.session import Session
@@ -66,6 +66,9 @@ def cudaStreamDestroy(stream: Any) -> Answer:
 @cuda(0)
 def cudaStreamSynchronize(stream: Any) -> Answer:
     """Wait for a stream; for the legacy stream, also for those that it waits for."""
+    express = current.express()
+    if express is not None and express.synchronize(plain_number(stream), thread.device):
+        return ()
     session = current.current()
     session.scheduler.synchronize(stream_of(session, stream))
     return ()

@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-ABI = 9
+ABI = 12
 """What ``flyt_abi`` of a matching library answers."""
 
 LIBRARY = Path(__file__).resolve().parent / "libflyt.so"
@@ -51,6 +51,12 @@ _QUICK = {
     "flyt_express_fill": (ctypes.c_int64, (_ADDRESS, *[_U64] * 3, ctypes.c_int64)),
     "flyt_express_part": (ctypes.c_int64, (_ADDRESS, *[_U64] * 4, _ADDRESS)),
     "flyt_express_state": (ctypes.c_int, (_ADDRESS, _U64)),
+    "flyt_express_kernel_size": (ctypes.c_size_t, ()),
+    "flyt_express_launch": (
+        ctypes.c_int64,
+        (_ADDRESS, _ADDRESS, ctypes.c_char_p, _U64, ctypes.c_char_p, _U64),
+    ),
+    "flyt_express_sync": (ctypes.c_int64, (_ADDRESS, *[_U64] * 3, ctypes.c_int)),
     "flyt_express_read": (ctypes.c_int, (_ADDRESS,)),
     "flyt_express_heard": (None, (_ADDRESS,)),
     "flyt_express_answered": (None, (_ADDRESS, _U64, _U64)),
@@ -106,6 +112,9 @@ class Native:
         self.express_fill = quick.flyt_express_fill
         self.express_part = quick.flyt_express_part
         self.express_state = quick.flyt_express_state
+        self.express_kernel_size = int(quick.flyt_express_kernel_size())
+        self.express_launch = quick.flyt_express_launch
+        self.express_sync = quick.flyt_express_sync
         self.express_read = quick.flyt_express_read
         self.express_wait = long.flyt_express_wait
         self.express_heard = quick.flyt_express_heard

@@ -5,7 +5,7 @@
 // handlers of signals. It leaves its notes here, where the next holder of the lock who wants more than this finds them
 // (`flyt/frontend/express_link.py`). What is not plain returns ELSEWHERE, and nothing has happened.
 //
-// The commands are CopyIn, CopyOut and Memset, the answers Done. Any other answer is left in the ring, for Python.
+// The commands are CopyIn, CopyOut and Memset, and in launches.c Launch, the answers Done. Any other answer is left in the ring, for Python.
 
 #include <stddef.h>
 #include <string.h>
@@ -13,12 +13,12 @@
 #include "express.h"
 #include "words.h"
 
-enum { ELSEWHERE = -1, LOOK = -2, SENT = -3 }; // SENT - id: the caller waits for it
-enum { ENTRY = 128, LINE = 64 };
+enum { LINE = 64 };
 enum { OF_MEMORY = -1 }; // no stream's number: the legacy stream of the memory's device
 
-#define LOOK_EVERY 32    // posts between two looks at the connection, which tells of its end
+#define LOOK_EVERY 32    // posts between two looks at the connection, which tells of its end; and FRESH at least
 #define SHORT (64 << 10) // bytes: what is longer on its way is not waited for with the lock held
+#define FRESH 1000000    // ns: LOOK_SECONDS of flyt/frontend/wire.py, how often the connection is looked at
 
 size_t flyt_express_size(void) { return sizeof(express_t); }
 
@@ -117,6 +117,27 @@ void flyt_express_wait(express_t *e, uint64_t id, uint64_t ns, int yield) {
     }
 }
 
+// Whether all that was put on a stream is done; `last` is the number of the last command of it that Python knows to be
+// unanswered, 0 for none. Waits for `ns` at most. ELSEWHERE: it is not, or something has to be seen to first.
+int64_t flyt_express_sync(express_t *e, uint64_t stream, uint64_t last, uint64_t ns, int yield) {
+    if (e->shut)
+        return ELSEWHERE;
+    for (uint64_t id = e->first + e->count; id > e->first; id--)
+        if (e->note[(id - 1) % NOTES].stream == stream) {
+            last = id - 1;
+            break;
+        }
+    if (last) {
+        flyt_express_wait(e, last, ns, yield);
+        if (!is_answered(e, last))
+            return ELSEWHERE;
+    }
+    int read;
+    while ((read = read_on(e)) == 1) // an error of other work may be there, which is told by any synchronise
+        continue;
+    return read == EMPTY && now_ns() - e->heard < FRESH ? 0 : ELSEWHERE;
+}
+
 // Python has noted all the news, and numbers commands itself from here on.
 void flyt_express_heard(express_t *e) {
     e->news = e->base = e->count = e->rows = e->posts = e->calls = 0;
@@ -131,7 +152,7 @@ static const block_t *on_device(const express_t *e, uint64_t address, uint64_t s
 }
 
 // Whether there is nothing to see to first, and a credit, and room for a note.
-static int is_ready(express_t *e) {
+int flyt_is_ready(express_t *e) {
     if (e->shut)
         return 0;
     int read;
@@ -144,42 +165,51 @@ typedef struct {
     uint64_t code, address, second, size, stream, index, posted;
 } command_t;
 
-// Publish a command and note it. What flyt_ring_write returns, 0 for a reader that has been woken already.
-static int64_t publish(express_t *e, const command_t *c) {
-    char message[WORDS_BYTES];
-    uint64_t id = e->last_id + 1;
-    uint64_t words[] = {c->code, id, c->address, c->second, c->size, e->pid, c->stream};
-    int count = 7;
-    if (c->code == FILL) {
-        words[5] = c->stream;
-        count = 6;
-    }
+// Publish the next command and note it. What flyt_ring_write returns, 0 for a reader that has been woken already.
+int64_t flyt_publish(express_t *e, const char *message, uint32_t length, note_t note, int posted) {
     int64_t asleep = flyt_ring_write(e->commands, e->commands_written, (uint32_t)e->command_places, ENTRY, message,
-                                     pack(message, words, count));
+                                     length);
     if (asleep < 0)
         return asleep;
+    note.id = ++e->last_id;
+    note.issued = now_ns();
     if (!e->base)
-        e->base = id;
+        e->base = note.id;
     if (!e->count)
-        e->first = id;
-    e->note[id % NOTES] =
-        (note_t){id, c->code, c->size, c->index, c->stream, now_ns(), 0};
+        e->first = note.id;
+    e->note[note.id % NOTES] = note;
     e->count++;
-    e->last_id = id;
     e->sent++;
     e->news = 1;
-    if (c->posted)
+    if (posted)
         e->posts++;
     else
         e->calls++;
     return (uint64_t)asleep == e->woken ? 0 : asleep;
 }
 
+static int64_t publish(express_t *e, const command_t *c) {
+    char message[WORDS_BYTES];
+    uint64_t words[] = {c->code, e->last_id + 1, c->address, c->second, c->size, e->pid, c->stream};
+    int count = 7;
+    if (c->code == FILL) {
+        words[5] = c->stream;
+        count = 6;
+    }
+    note_t note = {.code = c->code, .size = c->size, .index = c->index, .stream = c->stream};
+    return flyt_publish(e, message, pack(message, words, count), note, (int)c->posted);
+}
+
 // Of a post: 0, LOOK now and then, or the sleep of the reader, who has to be woken.
-static int64_t posted(express_t *e, int64_t asleep) {
+int64_t flyt_posted(express_t *e, int64_t asleep) {
     if (asleep)
         return asleep;
-    return ++e->since % LOOK_EVERY ? 0 : LOOK;
+    uint64_t now = e->note[e->last_id % NOTES].issued;
+    if (++e->since < LOOK_EVERY || now < e->looked + FRESH)
+        return 0;
+    e->since = 0;
+    e->looked = now;
+    return LOOK;
 }
 
 static int64_t sent(express_t *e, int64_t asleep) {
@@ -212,7 +242,7 @@ static int64_t stage(express_t *e, command_t *c, uint64_t host) {
     e->head += (c->size + LINE - 1) / LINE * LINE;
     e->held[e->holds++ % NOTES] = (held_t){e->last_id, e->head, 0};
     e->staged_in += c->size;
-    return posted(e, asleep);
+    return flyt_posted(e, asleep);
 }
 
 // A copy between the device and pinned memory; with `waits` its caller waits for it, `ns` of that time here.
@@ -227,7 +257,7 @@ static int64_t move(express_t *e, command_t *c, uint64_t host, int waits, uint64
         return ELSEWHERE;
     *(c->code == COPY_IN ? &e->pinned_in : &e->pinned_out) += c->size;
     if (!waits)
-        return posted(e, asleep);
+        return flyt_posted(e, asleep);
     if (!asleep && c->size <= SHORT)
         flyt_express_wait(e, e->last_id, ns, yield);
     return is_answered(e, e->last_id) ? 0 : sent(e, asleep);
@@ -238,7 +268,7 @@ static int64_t move(express_t *e, command_t *c, uint64_t host, int waits, uint64
 int64_t flyt_express_in(express_t *e, uint64_t address, uint64_t host, uint64_t size, int64_t stream, int waits,
                         uint64_t ns, int yield) {
     const block_t *block = on_device(e, address, size);
-    if (!block || !is_ready(e))
+    if (!block || !flyt_is_ready(e))
         return ELSEWHERE;
     command_t c = {COPY_IN, address, 0, size, stream == OF_MEMORY ? block->device : (uint64_t)stream, 0, 0};
     return flyt_is_pageable(e, host, size) ? stage(e, &c, host) : move(e, &c, host, waits, ns, yield);
@@ -248,7 +278,7 @@ int64_t flyt_express_in(express_t *e, uint64_t address, uint64_t host, uint64_t 
 int64_t flyt_express_out(express_t *e, uint64_t host, uint64_t address, uint64_t size, int64_t stream, int waits,
                          uint64_t ns, int yield, uint64_t call) {
     const block_t *block = on_device(e, address, size);
-    if (!block || !is_ready(e))
+    if (!block || !flyt_is_ready(e))
         return ELSEWHERE;
     command_t c = {COPY_OUT, address, 0, size, stream == OF_MEMORY ? block->device : (uint64_t)stream, 0, 0};
     if (!flyt_is_pageable(e, host, size))
@@ -275,21 +305,21 @@ int64_t flyt_express_out(express_t *e, uint64_t host, uint64_t address, uint64_t
 // number: whose slot it is until it is answered.
 int64_t flyt_express_part(express_t *e, uint64_t address, uint64_t index, uint64_t size, uint64_t stream,
                           uint64_t *sent) {
-    if (!is_ready(e))
+    if (!flyt_is_ready(e))
         return ELSEWHERE;
     command_t c = {COPY_IN, address, index, size, stream, index, 1};
     int64_t asleep = publish(e, &c);
     if (asleep < 0)
         return ELSEWHERE;
     *sent = e->last_id;
-    return posted(e, asleep);
+    return flyt_posted(e, asleep);
 }
 
 // cudaMemsetAsync of device memory.
 int64_t flyt_express_fill(express_t *e, uint64_t address, uint64_t value, uint64_t size, int64_t stream) {
-    if (!on_device(e, address, size) || !is_ready(e))
+    if (!on_device(e, address, size) || !flyt_is_ready(e))
         return ELSEWHERE;
     command_t c = {FILL, address, value, size, (uint64_t)stream, 0, 1};
     int64_t asleep = publish(e, &c);
-    return asleep < 0 ? ELSEWHERE : posted(e, asleep);
+    return asleep < 0 ? ELSEWHERE : flyt_posted(e, asleep);
 }

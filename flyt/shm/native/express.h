@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a client's short way knows and notes, for its two C files.
+// What a client's short way knows and notes, for its three C files.
 
 #pragma once
 
@@ -7,7 +7,8 @@
 
 #include "ring.h"
 
-enum { NOTES = 256, ROWS = 16 };
+enum { ELSEWHERE = -1, LOOK = -2, SENT = -3 }; // SENT - id: the caller waits for it
+enum { NOTES = 256, ROWS = 16, ENTRY = 128 };
 enum { PINNED = 1, DEVICE = 2 }; // cudaMemoryType's
 #define NOWHERE UINT64_MAX       // index of host memory that is not in the window
 
@@ -37,7 +38,8 @@ typedef struct {
     // What Python has to hear of: what was sent (by id % NOTES), successes of its own commands, counts.
     uint64_t news, base, first, count, rows, heard, posts, calls; // `base`: the first one since Python heard
     uint64_t staged_in, staged_out, pinned_in, pinned_out;
-    uint64_t asleep, since; // of SENT: the sleep of who has to be woken
+    uint64_t asleep;        // of SENT: the sleep of who has to be woken
+    uint64_t since, looked; // posts since the last look at the connection, and when that was
     // Staging: a ring of bytes for copies to the device, a cell for copies to the host.
     char *ring;
     uint64_t ring_index, ring_size, head, tail, holds, freed; // positions and counts go on for ever
@@ -53,3 +55,7 @@ typedef struct {
 
 const block_t *flyt_within(const express_t *e, uint64_t start, uint64_t size);
 int flyt_is_pageable(const express_t *e, uint64_t start, uint64_t size);
+
+int flyt_is_ready(express_t *e);
+int64_t flyt_publish(express_t *e, const char *message, uint32_t length, note_t note, int posted);
+int64_t flyt_posted(express_t *e, int64_t asleep);
