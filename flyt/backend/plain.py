@@ -226,7 +226,7 @@ class PlainCommands:
     def _run(self, serve: Callable[..., int], seconds: float) -> int:
         replies = self._wire.rings[1]
         table, answers = self._table, self._answers
-        table.taken, table.moved, table.count = answers.taken, 0, 0
+        table.taken, table.moved, table.count, table.run = answers.taken, 0, 0, 0
         table.woken = replies.woken
         linger, most = int(seconds * 1e9), int(MOST_SECONDS * 1e9)
         longest = max(most, int(device_spin_seconds() * 1e9))
@@ -245,11 +245,20 @@ class PlainCommands:
         return why
 
     def _complete(self, table: Table) -> None:
-        """The loop began these commands; they are finished like others."""
+        """The loop began these commands, all but a run at their end that the device has refused;
+        they are finished like others."""
         holdings, first = self._holdings, table.first
-        stream = holdings.streams.get(table.stream)
+        stream, refused = holdings.streams.get(table.stream), None
+        if table.run:
+            whole = table.run_to, table.run_from, table.run_size
+            try:
+                stream.device.copy(*whole, holdings.streams.use(stream))
+            except DeviceError as exc:
+                refused = exc
         for command in range(first, first + table.count):
             try:
+                if refused is not None and command >= first + table.count - table.run:
+                    raise refused
                 holdings.streams.use(stream)
                 self._session.complete(command, [stream], brief=not table.slow)
                 if command - first < table.launches:

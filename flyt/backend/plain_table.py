@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `flyt.backend.plain` has checked, as its compiled loop reads it (``plain_t`` of plain.c)."""
+"""What `flyt.backend.plain` has checked, as its compiled loop reads it (``plain_t`` of plain.h)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ OF_A_STREAM = len(Stream._fields_) - 2
 
 
 class Table(ctypes.Structure):
-    """``plain_t`` of plain.c."""
+    """``plain_t`` of plain.h."""
 
     _fields_ = (
         ("commands", ctypes.c_void_p),
@@ -75,6 +75,10 @@ class Table(ctypes.Structure):
         ("oldest", ctypes.c_uint32),
         ("marked", ctypes.c_uint64),
         ("since", ctypes.c_uint64),
+        ("run", ctypes.c_uint64),
+        ("run_to", ctypes.c_uint64),
+        ("run_from", ctypes.c_uint64),
+        ("run_size", ctypes.c_uint64),
         ("record", ctypes.c_void_p),
         ("reached", ctypes.c_void_p),
         ("mark", ctypes.c_void_p * MARKS),

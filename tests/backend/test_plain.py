@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 from flyt.backend import plain, plain_table
 from flyt.backend.plain import IDLE, KICK, LATE, LOOK, OTHER
 from flyt.backend.plain_table import Table
+from flyt.errors import DeviceError
 from flyt.rpc import messages as m
 from flyt.shm import layout, memory
 from flyt.shm.native import Native, native
@@ -478,7 +480,7 @@ def test_a_large_copy_stays_in_its_bounds(loop: Loop, large: Slow, excess: int) 
 def test_what_the_device_refuses_is_left_in_the_ring(loop: Loop) -> None:
     slow = Slow(loop)
     slow.refuses = INVALID_VALUE
-    assert left_alone(loop, msgpack.packb(copy_in(loop)))
+    assert left_alone(loop, msgpack.packb(copy_out(loop)))
     assert loop.table.count == 0
 
 
@@ -635,3 +637,161 @@ def test_a_row_takes_no_more_than_there_is_room_to_answer(loop: Loop, marked: Ma
         loop.put(*copy_in(loop, id=number, size=LARGE))
     assert loop.serve(longest=LINGER) == LATE
     assert loop.table.count == 2
+
+
+# --- small copies to the device that continue each other: one copy ---
+
+
+class Moves:
+    """What the device is asked to move; it does so."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.sizes: list[int] = []
+        self.refuses = 0
+        self._loop = loop
+        self._function = Move(self._move)
+        loop.table.queue[0].move = ctypes.cast(self._function, ctypes.c_void_p)
+
+    def _move(self, to: int, origin: int, size: int, _: object) -> int:
+        self.sizes.append(size)
+        if not self.refuses:
+            ctypes.memmove(to, origin, size)
+        return self.refuses
+
+
+def row(loop: Loop, count: int, size: int = 64, **last: Any) -> None:
+    """So many copies in a row; ``last`` changes the last one."""
+    for i in range(count):
+        changed = last if i == count - 1 else {}
+        at = {"address": loop.block + i * size, "index": INDEX + i * size}
+        loop.put(*copy_in(loop, **{"id": i + 1, "size": size, **at, **changed}))
+
+
+def test_copies_that_continue_each_other_are_one(loop: Loop) -> None:
+    moves = Moves(loop)
+    loop.window[:] = random.Random(1).randbytes(BLOCK)
+    row(loop, 5)
+    assert loop.serve() == IDLE
+    assert moves.sizes == [320]
+    assert bytes(loop.device[:320]) == bytes(loop.window[:320])
+    assert not any(loop.device[320:])
+    assert loop.answers() == [m.Done(5, 1, 5)]
+    assert (loop.table.taken, loop.table.moved, loop.table.run) == (5, 320, 0)
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        {"address": 64},
+        {"index": INDEX + 256},
+        {"id": 9},
+        {"stream": STREAM + 1},
+        {"code": 7},
+    ],
+    ids=["elsewhere on the device", "from elsewhere", "another number", "another stream", "back"],
+)
+def test_what_does_not_continue_is_a_copy_of_its_own(loop: Loop, last: dict[str, int]) -> None:
+    moves = Moves(loop)
+    loop.table.queue[1] = loop.table.queue[0]
+    loop.table.queue[1].number = STREAM + 1
+    loop.table.streams = 2
+    loop.window[:] = random.Random(2).randbytes(BLOCK)
+    if "address" in last:
+        last = {"address": loop.block + 256}
+    row(loop, 3, **last)
+    before = bytes(loop.window)
+    assert loop.serve() == IDLE
+    assert moves.sizes == [128, 64]
+    assert bytes(loop.device[:128]) == before[:128]
+    assert sum(a.count for a in loop.answers()) == 3
+
+
+def test_a_run_ends_where_its_block_or_segment_ends(loop: Loop) -> None:
+    """Two blocks side by side are two: the driver refuses a copy across both."""
+    for what in ("block", "segment"):
+        moves = Moves(loop)
+        rows, count = (loop.table.block, "blocks") if what == "block" else (
+            loop.table.segment, "segments",
+        )  # fmt: skip
+        whole = rows[0].start, rows[0].end
+        rows[1] = plain_table.Range(whole[0] + 128, whole[1], DEVICE)
+        rows[0].end = whole[0] + 128
+        setattr(loop.table, count, 2)
+        row(loop, 4)
+        assert loop.serve() == IDLE
+        assert moves.sizes == [128, 128], what
+        rows[0].end = whole[1]
+        setattr(loop.table, count, 1)
+        loop.answers()
+
+
+def test_a_run_is_brief(loop: Loop) -> None:
+    sizes: list[int] = []
+    move = Move(lambda _to, _from, size, _stream: sizes.append(size) or 0)
+    loop.table.block[0].end += 1 << 20
+    loop.table.segment[0].end += 1 << 20
+    loop.table.queue[0].move = ctypes.cast(move, ctypes.c_void_p)
+    row(loop, 40, 4096)
+    assert loop.serve() == IDLE
+    assert sizes == [64 << 10, 64 << 10, 32 << 10]
+    assert [a.count for a in loop.answers()] == [32, 8]
+
+
+@pytest.mark.parametrize("then", ["nothing", "a fill", "another command"])
+def test_a_run_that_is_refused_is_the_callers(loop: Loop, then: str) -> None:
+    moves = Moves(loop)
+    moves.refuses = INVALID_VALUE
+    loop.put(*fill(loop, id=0, address=loop.block + 4096))
+    row(loop, 3)
+    if then == "a fill":
+        loop.put(*fill(loop, id=4))
+    elif then == "another command":
+        loop.put(14, 4)
+    assert loop.serve() == OTHER
+    assert moves.sizes == [192], "once"
+    table = loop.table
+    assert (table.first, table.count, table.run) == (0, 4, 3)
+    assert (table.run_to, table.run_from, table.run_size) == (loop.block, loop.memory + BLOCK, 192)
+    assert loop.answers() == []
+
+
+def test_a_run_is_begun_before_the_loop_looks_up(loop: Loop) -> None:
+    moves = Moves(loop)
+    loop.window[:] = random.Random(3).randbytes(BLOCK)
+    row(loop, 15)
+    assert loop.serve(most=1) == LOOK
+    assert sum(moves.sizes) == 64 * loop.table.taken > 0
+    assert loop.table.run == 0
+
+
+class Session:
+    """What `PlainCommands` needs of one, with a device that refuses what comes from address 0."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[int, int]] = []
+        stream = types.SimpleNamespace(device=self)
+        table = types.SimpleNamespace(get=lambda _: stream, use=lambda _: 0x77)
+        self.holdings = types.SimpleNamespace(streams=table, unmarked=lambda _: 0)
+        self.pid = PID
+
+    def copy(self, to: int, origin: int, size: int, stream: int) -> None:
+        assert (to, size, stream) == (5, 192, 0x77)
+        if not origin:
+            raise DeviceError(700, "the device refuses it")
+
+    def complete(self, number: int, streams: list[Any], *, brief: bool) -> None:
+        assert brief
+        assert len(streams) == 1
+        self.said.append((number, 0))
+
+    def fail(self, number: int, exc: DeviceError) -> None:
+        self.said.append((number, exc.code))
+
+
+@pytest.mark.parametrize(("origin", "code"), [(9, 0), (0, 700)])
+def test_python_begins_a_run_or_fails_its_commands_alone(origin: int, code: int) -> None:
+    session: Any = Session()
+    commands = plain.PlainCommands(session, None, None, None)  # type: ignore[arg-type]
+    table = Table(first=10, count=5, run=3, run_to=5, run_from=origin, run_size=192)
+    commands._complete(table)
+    assert session.said == [(10, 0), (11, 0), (12, code), (13, code), (14, code)]

@@ -5,7 +5,8 @@
 // handlers of signals. It leaves its notes here, where the next holder of the lock who wants more than this finds them
 // (`flyt/frontend/express_link.py`). What is not plain returns ELSEWHERE, and nothing has happened.
 //
-// The commands are CopyIn, CopyOut and Memset, and in launches.c Launch, the answers Done. Any other answer is left in the ring, for Python.
+// The commands are CopyIn, CopyOut and Memset, and in launches.c Launch, the answers Done. Any other answer is left in
+// the ring, for Python.
 
 #include <stddef.h>
 #include <string.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// MessagePack as far as the hot commands and their answers need it: an array of at most 15 unsigned integers; and Launch.
+// MessagePack as far as the hot commands and their answers need it: an array of at most 15 unsigned integers; and
+// Launch.
 
 #pragma once
 
@@ -60,7 +61,7 @@ static inline uint32_t pack(char *out, const uint64_t *words, int count) {
     return (uint32_t)(pack_words(out + 1, words, count) - out);
 }
 
-// --- Launch: 11 words, no attributes, the bytes of the parameters, and that nobody waits for the driver's own answer ---
+// --- Launch: 11 words, no attributes, the bytes of its parameters, and that nobody waits for the driver's answer ---
 
 enum { LAUNCH_WORDS = 11, LAUNCH_FIELDS = LAUNCH_WORDS + 3 }; // code, id, function, grid, block, shared, stream
 enum { NONE = 0x90, BYTES_8 = 0xc4, NO = 0xc2 };
