@@ -231,7 +231,7 @@ def test_a_long_copy_wakes_the_worker_before_its_first_byte(
     deadline = time.monotonic() + LIMIT
     while not commands.sleeper() and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert commands.sleeper(), "the worker never sleeps"
+    assert (first := commands.sleeper()), "the worker never sleeps"
     pack = StagedWay._pack
 
     def packs(way: StagedWay, flight: Any) -> None:
@@ -240,7 +240,7 @@ def test_a_long_copy_wakes_the_worker_before_its_first_byte(
 
     monkeypatch.setattr(StagedWay, "_pack", packs)
     assert cudart.cudaMemcpy(device, data, size, H2D) == (0,)
-    assert asleep[0] == 0
+    assert asleep[0] != first, "it sleeps on; who was woken for nothing may sleep again"
     assert len(asleep) > 1, "one part alone"
     back = np.zeros_like(data)
     assert cudart.cudaMemcpy(back, device, size, D2H) == (0,)
@@ -351,7 +351,7 @@ def test_who_is_waited_for_is_done(
     backend: Callable[..., Any], connect: Callable[..., flyt.Session], flags: int
 ) -> None:
     """The default stream also waits for blocking ones, a stream for itself, a device for all."""
-    connect(backend(device_options="latency=0.2"))
+    session = connect(backend(device_options="latency=0.2"))
     stream = cudart.cudaStreamCreateWithFlags(flags)[1]
     device, pinned = cudart.cudaMalloc(SIZE)[1], flyt.pinned_empty(SIZE, np.uint8)
     pinned[:] = 0
@@ -369,6 +369,8 @@ def test_who_is_waited_for_is_done(
     assert cudart.cudaStreamDestroy(stream) == (0,)
     assert cudart.cudaDeviceSynchronize() == (0,)
     assert (pinned == 2).all()
+    assert cudart.cudaDeviceSynchronize() == (0,)
+    assert not session.scheduler.table.has_dying, "kept for ever"
 
 
 @pytest.mark.emulated_only(reason="an injected fault")
