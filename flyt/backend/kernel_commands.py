@@ -16,6 +16,7 @@ from flyt.backend.blocks import Block
 from flyt.backend.devices.kernels import Shape
 from flyt.backend.memory_commands import Stall
 from flyt.backend.modules import Module
+from flyt.backend.prints import may_print
 from flyt.errors import DeviceError, ProtocolError
 from flyt.rpc import messages as m
 from flyt.rpc.kernel_commands import Compiled
@@ -69,9 +70,12 @@ def module_load(session: Session, command: m.ModuleLoad, _: list[bytes]) -> None
     modules = session.holdings.modules
     modules.check_room(command.module, len(image))
 
+    prints = session.services.prints is not None and may_print(image)
+
     def loaded(handle: Any) -> None:
         modules.add(command.module, Module(device, handle, len(image)))
-        session.answer(command.id)
+        modules.may_print = modules.may_print or prints
+        session.answer(command.id, 0, [1] if prints else ())
 
     _apart(session, command.id, lambda: device.kernels.load(images.checked(image)), loaded)
 
@@ -183,18 +187,43 @@ def launch(session: Session, command: m.Launch, _: list[bytes]) -> None:
         _attributes(command.attributes),
     )
     handle = streams.use(stream)
+    if modules.may_print and session.services.prints is not None:
+        session.services.prints.bound()
     stream.device.kernels.launch(function.handle, shape, handle, function.params.address)
     if command.now:
         session.answer(command.id)
         return
     session.complete(command.id, [stream], brief=True)
     modules.was_launched(stream, holdings.unmarked(stream))
-    if session.plain is not None:
+    if session.plain is not None and not modules.may_print:  # what it prints is taken in Python
         session.plain.note_launch(command.stream, stream, command.function, function)
 
 
 def reach(session: Session, command: m.Reach, _: list[bytes]) -> None:
     session.complete(command.id, [session.holdings.streams.get(command.stream)])
+
+
+def printed(session: Session, command: m.Printed, _: list[bytes]) -> None:
+    prints, streams = session.services.prints, session.holdings.streams
+    device = streams.device(command.device)
+    if prints is None:
+        session.answer(command.id)
+        return
+    own, event = streams.own(device), device.create_event()
+
+    def reached(code: int) -> None:
+        if code:
+            session.fail(command.id, DeviceError(code, "work before the text of kernels"))
+            return
+        try:
+            device.kernels.flush(event)
+            device.destroy_event(event)
+            session.answer(command.id, payload=prints.take() or None)
+        except DeviceError as exc:
+            session.fail(command.id, exc)
+
+    device.record(event, own.handle)
+    session.holdings.when_done([own], reached)
 
 
 def _attributes(flat: tuple[int, ...]) -> tuple[tuple[int, tuple[int, int, int]], ...]:
@@ -239,4 +268,5 @@ HANDLERS: dict[type, Callable[[Any, Any, list[bytes]], None]] = {
     m.Launch: launch,
     m.Compile: compile_source,
     m.Reach: reach,
+    m.Printed: printed,
 }

@@ -44,6 +44,11 @@ class Line:
         return bool(self._waiting)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether the next command is one that was not received yet."""
+        return self.held is None and not self._waiting
+
+    @property
     def is_full(self) -> bool:
         return len(self._waiting) >= MOST
 

@@ -86,6 +86,7 @@ class ModuleTable:
         self._bytes = 0
         self._upload: Upload | None = None
         self.version = 0
+        self.may_print = False
         self._launched: dict[SessionStream, int] = {}
 
     # --- images ---

@@ -2,23 +2,26 @@
 """Plain commands, which a session's thread serves without Python (`flyt/shm/native/plain.c`).
 
 Copies and fills in memory and on a stream that Python has checked before, while nothing else of the
-session is in flight: small ones in a row, and on a GPU a large one by itself; and launches of
-functions that it has launched before. What Python has checked is noted in a table that the compiled
-loop reads; it is changed only by the thread that runs the loop, and forgotten as a whole as soon as
-a block, a stream, a module or a segment of the window is gone. All else stays in the ring, for
-Python.
+session is in flight: small ones in a row, and on a GPU large ones in a row with marks of the device
+behind each; and launches of functions that it has launched before. What Python has checked is noted
+in a table that the compiled loop reads; it is changed only by the thread that runs the loop, and
+forgotten as a whole as soon as a block, a stream, a module or a segment of the window is gone. All
+else stays in the ring, for Python.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from flyt.backend.answers import Answers
 from flyt.backend.blocks import Block
-from flyt.backend.devices.base import Direct
+from flyt.backend.devices.base import Device, Direct
+from flyt.backend.inbox import Inbox
 from flyt.backend.modules import Function
+from flyt.backend.plain_table import MARKS, OF_A_STREAM, Notes, Table
 from flyt.backend.streams import SessionStream
 from flyt.backend.wire import Wire
 from flyt.errors import DeviceError
@@ -29,112 +32,19 @@ from flyt.shm.window import Window
 if TYPE_CHECKING:
     from flyt.backend.session import Session
 
-BLOCKS, SEGMENTS, STREAMS, FUNCTIONS = 64, 16, 16, 64
-"""How many of each are noted; a program seldom uses more in turns, and each is looked for in
-nanoseconds. One more takes the place of the oldest."""
-
 LARGEST = 64 << 10
 """Bytes that the loop itself copies, for a device that has no engine of its own."""
 
 UNBOUNDED = (1 << 64) - 1
 
+log = logging.getLogger(__name__)
+
 MOST_SECONDS = 0.001
 """After so long the thread looks at its socket and its inbox, as it does between two turns; with a
-large copy under way after as long as it would ask the device itself."""
+large copy under way that has no mark, after as long as it would ask the device itself."""
 
-IDLE, LOOK, OTHER, KICK = range(4)
+IDLE, LOOK, OTHER, KICK, LATE = range(5)
 """What the loop returns."""
-
-
-class _Range(ctypes.Structure):
-    _fields_ = (
-        ("start", ctypes.c_uint64),
-        ("end", ctypes.c_uint64),
-        ("device", ctypes.c_uint64),
-    )
-
-
-class _Stream(ctypes.Structure):
-    _fields_ = (
-        ("number", ctypes.c_uint64),
-        ("device", ctypes.c_uint64),
-        ("handle", ctypes.c_void_p),
-        ("move", ctypes.c_void_p),
-        ("fill", ctypes.c_void_p),
-        ("query", ctypes.c_void_p),
-        ("launch", ctypes.c_void_p),
-    )
-
-
-class _Function(ctypes.Structure):
-    _fields_ = (
-        ("number", ctypes.c_uint64),
-        ("device", ctypes.c_uint64),
-        ("handle", ctypes.c_void_p),
-        ("size", ctypes.c_uint64),
-        ("bytes", ctypes.c_void_p),
-        ("params", ctypes.c_void_p),
-    )
-
-
-class Table(ctypes.Structure):
-    """``plain_t`` of plain.c."""
-
-    _fields_ = (
-        ("commands", ctypes.c_void_p),
-        ("replies", ctypes.c_void_p),
-        ("commands_read", ctypes.c_void_p),
-        ("replies_written", ctypes.c_void_p),
-        ("command_places", ctypes.c_uint32),
-        ("reply_places", ctypes.c_uint32),
-        ("base", ctypes.c_uint64),
-        ("pid", ctypes.c_uint64),
-        ("largest", ctypes.c_uint64),
-        ("blocks", ctypes.c_uint32),
-        ("segments", ctypes.c_uint32),
-        ("streams", ctypes.c_uint32),
-        ("functions", ctypes.c_uint32),
-        ("count", ctypes.c_uint32),
-        ("launches", ctypes.c_uint32),
-        ("first", ctypes.c_uint64),
-        ("stream", ctypes.c_uint64),
-        ("taken", ctypes.c_uint64),
-        ("moved", ctypes.c_uint64),
-        ("woken", ctypes.c_uint64),
-        ("slow", ctypes.c_uint64),
-        ("block", _Range * BLOCKS),
-        ("segment", _Range * SEGMENTS),
-        ("queue", _Stream * STREAMS),
-        ("function", _Function * FUNCTIONS),
-    )
-
-
-class _Notes:
-    """Rows of one kind in the table; one too many takes the place of the oldest."""
-
-    def __init__(self, rows: ctypes.Array[Any]) -> None:
-        self._rows = rows
-        self._keys: dict[Hashable, None] = {}
-        self._next = 0
-
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._keys
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def add(self, key: Hashable, *values: int) -> None:
-        if len(self._keys) == len(self._rows):
-            del self._keys[next(iter(self._keys))]
-        self._keys[key] = None
-        row = self._rows[self._next]
-        for (name, _), value in zip(row._fields_, values, strict=True):
-            setattr(row, name, value)
-        self._next = (self._next + 1) % len(self._rows)
-
-    def clear(self) -> None:
-        self._keys.clear()
-        self._next = 0
 
 
 class PlainCommands:
@@ -145,19 +55,22 @@ class PlainCommands:
     session : Session
     wire : Wire
     answers : Answers
+    inbox : Inbox
+        The session's: what is in it does not wait for a long row of commands.
     """
 
-    def __init__(self, session: Session, wire: Wire, answers: Answers) -> None:
+    def __init__(self, session: Session, wire: Wire, answers: Answers, inbox: Inbox) -> None:
         self._session = session
         self._holdings = session.holdings
-        self._wire = wire
+        self._wire, self._inbox = wire, inbox
         self._answers = answers
         self._known: tuple[object, ...] = ()
         self._serve: Callable[..., int] | None = None
         self._window: Window | None = None
         table = self._table = Table(pid=session.pid, largest=LARGEST)
-        self._blocks, self._segments = _Notes(table.block), _Notes(table.segment)
-        self._streams, self._functions = _Notes(table.queue), _Notes(table.function)
+        self._blocks, self._segments = Notes(table.block), Notes(table.segment)
+        self._streams, self._functions = Notes(table.queue), Notes(table.function)
+        self._marked: Device | None = None
 
     def begin(self, native: Native, window: Window) -> None:
         """The client may use its rings from now on."""
@@ -170,6 +83,14 @@ class PlainCommands:
     def end(self) -> None:
         """The rings, or the window, are going."""
         self._serve = self._window = None
+        table, device, self._marked = self._table, self._marked, None
+        marks, table.marks = table.mark[: table.marks], 0
+        try:
+            for mark in marks:
+                if device is not None:
+                    device.destroy_event(mark)
+        except DeviceError as exc:  # the context is broken, and they with it
+            log.info("marks of the compiled loop: %s", exc)
 
     def note(
         self, number: int, stream: SessionStream, block: Block, index: int | None = None
@@ -219,8 +140,10 @@ class PlainCommands:
             if direct is None:
                 self.end()  # no device will: all are of a kind
                 return False
-            self._streams.add(number, number, stream.device.ordinal, *direct)
+            self._streams.add(number, number, stream.device.ordinal, *direct[:OF_A_STREAM])
             self._table.largest = UNBOUNDED if direct.query else LARGEST
+            if direct.record and self._marked is None:
+                self._make_marks(stream.device, direct)
         return True
 
     def _forget_what_is_gone(self, window: Window) -> None:
@@ -244,6 +167,16 @@ class PlainCommands:
         except DeviceError:  # the context is broken, and whoever asks for work hears of it
             return None
 
+    def _make_marks(self, device: Device, direct: Direct) -> None:
+        table, self._marked = self._table, device
+        table.marked, table.record, table.reached = device.ordinal, direct.record, direct.reached
+        while table.marks < MARKS:
+            try:
+                table.mark[table.marks] = device.create_event()
+            except DeviceError:  # no memory: with fewer, or one at a time
+                break
+            table.marks += 1
+
     def _count(self) -> None:
         table = self._table
         table.blocks, table.segments = len(self._blocks), len(self._segments)
@@ -266,25 +199,50 @@ class PlainCommands:
         ------
         ProtocolError
         """
+        serve = self._ready()
+        return self._wire.spin(seconds) if serve is None else self._run(serve, seconds) != IDLE
+
+    def take(self) -> bool:
+        """Serve what is plain and has come already; whether there was anything. Who was just woken
+        has all its Python yet to be fetched into the caches, and the loop is small.
+
+        Raises
+        ------
+        ProtocolError
+        """
+        serve, before = self._ready(), self._answers.taken
+        if serve is not None:
+            self._run(serve, 0.0)
+        return self._answers.taken != before
+
+    def _ready(self) -> Callable[..., int] | None:
+        """The loop, if it may run now."""
         serve, window = self._serve, self._window
         if serve is None or window is None or not (self._wire.is_quiet and self._holdings.is_quiet):
-            return self._wire.spin(seconds)
+            return None
         self._forget_what_is_gone(window)
+        return serve
+
+    def _run(self, serve: Callable[..., int], seconds: float) -> int:
         replies = self._wire.rings[1]
         table, answers = self._table, self._answers
         table.taken, table.moved, table.count = answers.taken, 0, 0
         table.woken = replies.woken
         linger, most = int(seconds * 1e9), int(MOST_SECONDS * 1e9)
         longest = max(most, int(device_spin_seconds() * 1e9))
-        why = serve(ctypes.byref(table), linger, most, longest, is_polite())
-        replies.woken = table.woken
+        while True:
+            why = serve(ctypes.byref(table), linger, most, longest, is_polite())
+            replies.woken = table.woken
+            if why == KICK:
+                self._wire.kick()
+            goes_on = why in (KICK, LOOK) and table.count and table.slow and table.marks
+            if not goes_on or self._inbox:
+                break
         self._holdings.moved += table.moved
         answers.were_given(table.taken, table.count)
-        if why == KICK:
-            self._wire.kick()
         if table.count:
             self._complete(table)
-        return bool(why != IDLE)
+        return why
 
     def _complete(self, table: Table) -> None:
         """The loop began these commands; they are finished like others."""

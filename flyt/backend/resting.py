@@ -103,8 +103,10 @@ class Resting:
             wire.wake_up()
 
     def _spin(self) -> bool:
-        """Once after each command: who was woken for nothing sleeps on."""
-        fresh, self._fresh = self._fresh, False
+        """Once after each command, and when the client has just woken this side: the command is on
+        its way then."""
+        fresh = self._fresh or self._wire.was_kicked
+        self._fresh = self._wire.was_kicked = False
         if fresh:
             self._fresh = self._look(linger_seconds())
         return self._fresh
@@ -114,7 +116,7 @@ class Resting:
             self._all.poll(patience_ms)
         elif not (self._in_vain and self._all.poll(IN_VAIN_MS)):
             self._belled.poll(patience_ms)
-            self._in_vain = self._wire.heard_bell()
+            self._in_vain = self._fresh = self._wire.heard_bell()
 
     def _asks_socket(self) -> bool:
         """Without rings: whether the socket is asked a little longer."""

@@ -13,6 +13,7 @@ from flyt.backend.blocks import Block
 from flyt.backend.devices.base import Device, Handle
 from flyt.backend.exports import Exports
 from flyt.backend.images import ImageStore
+from flyt.backend.prints import Prints
 from flyt.backend.reaper import Activity, Reaper
 from flyt.backend.registry import Registry
 from flyt.rpc.keys import KeyPair
@@ -54,6 +55,8 @@ class Services:
     events: Exports[tuple[Device, Handle]] = dataclasses.field(default_factory=Exports)
     """What the sessions share with each other."""
     images: ImageStore = dataclasses.field(default_factory=ImageStore)
+    prints: Prints | None = None
+    """Of a worker that serves one session alone."""
 
     def bell(self, number: int) -> int:
         """The eventfd of a session's bell; -1 for number 0, which stands for none."""

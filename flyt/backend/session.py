@@ -140,7 +140,7 @@ class Session(threading.Thread):
         wire = self._wire = Wire(listener, functools.partial(admits, self.order), bell)
         line, answers = Line(wire), Answers(wire)
         self._answers = answers
-        plain = self.plain = PlainCommands(self, wire, answers)
+        plain = self.plain = PlainCommands(self, wire, answers, self._inbox)
         rest = Resting(listener, wire, self._inbox.fileno(), plain.serve)
         self._suspension = Suspension(self, self._inbox, wire, listener.pollables[1], answers, line)
         where = listener.endpoint
@@ -203,9 +203,10 @@ class Session(threading.Thread):
         """Take what has come, up to a turn's share; whether there was anything."""
         if not wire.has_rings:
             wire.look_for_end()
+        took = line.is_empty and self.plain is not None and self.plain.take()
         for taken in range(_MESSAGES_A_TURN):
             if (frames := line.next()) is None:
-                return taken > 0
+                return took or taken > 0
             answers.take()
             line.held = self.execute(frames) or line.held
             if self.holdings.has_news or not (line or wire.may_have_more):

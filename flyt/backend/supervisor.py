@@ -259,6 +259,7 @@ class Supervisor:
             *(authentication.worker_arguments() if authentication is not None else ()),
             *(served.child_arguments() if served is not None and served.is_whole() else ()),
             *(("--own-regions",) if options.is_private else ()),
+            *(("--prints",) if options.isolation == "process" else ()),
             *(("--bells", *map(str, self._bells)) if self._bells else ()),
         ]
 

@@ -69,6 +69,8 @@ class Wire:
         Whether the client's connection has ended.
     has_bell : bool
         Whether the client wakes this side with its doorbell.
+    was_kicked : bool
+        Whether it has woken this side by the socket. Set to False by who has taken note.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class Wire:
     ) -> None:
         self._bell = bell
         self.heard_bell()  # it rang for the session that had it before
-        self.has_bell = False
+        self.has_bell = self.was_kicked = False
         self._listener = listener
         self._admits = admits
         self._identity = b""
@@ -191,9 +193,11 @@ class Wire:
             incoming = self._listener.receive()
             if incoming is None:
                 return None
-            mine = incoming.identity == self._identity or self._binds(incoming)
-            if mine and not (self.has_rings and incoming.frames == [m.KICK]):
+            if not (incoming.identity == self._identity or self._binds(incoming)):
+                continue
+            if not (self.has_rings and incoming.frames == [m.KICK]):
                 return incoming.frames
+            self.was_kicked = True
         return None
 
     def _binds(self, incoming: Incoming) -> bool:

@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 
+from flyt.backend import prints
 from flyt.backend.authentication import WorkerAuthentication
 from flyt.backend.channel import Channel, ChannelClosed
 from flyt.backend.devices import open_devices, versions
@@ -98,6 +99,7 @@ class Worker:
             key=self._authentication.key if self._authentication is not None else None,
             tell=self._tell,
             broken=self._break,
+            prints=prints.begin(alone=arguments.prints),
         )
 
     # --- from session threads ---
@@ -243,6 +245,7 @@ def _arguments() -> argparse.Namespace:
         "--bells", type=int, nargs="*", default=[], help="descriptors, from bell 1 on"
     )
     parser.add_argument("--own-regions", action="store_true", help="sessions bring theirs")
+    parser.add_argument("--prints", action="store_true", help="keep what kernels print")
     parser.add_argument("--device", required=True)
     parser.add_argument("--device-options", default="")
     parser.add_argument("--sm-limit", type=int, default=0)

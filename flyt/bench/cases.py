@@ -192,20 +192,43 @@ class Case(abc.ABC):
 
 
 class Copy(Case):
-    """``h2d``, ``d2h``: seconds of one copy, until the last byte is in place."""
+    """``h2d``, ``d2h``: seconds of one copy, until the last byte is in place.
+
+    All bytes are compared and changed between two large ones, which takes tens of milliseconds:
+    each comes out of rest.
+    """
+
+    def lead(self, *, to_device: bool) -> None:  # noqa: ARG002 - for those who need it
+        """What comes just before the timed calls."""
+        self.warm()
 
     def round(self) -> Samples:
         wanted = self.fresh()
-        self.warm()
+        self.lead(to_device=True)
         started = time.perf_counter()
         self.issue(self.runtime.copy, self.into)
         self.runtime.synchronize()  # H2D may return when its source is taken
         h2d = time.perf_counter() - started
         self.spoil()
-        self.warm()
+        self.lead(to_device=False)
         d2h = self.issue(self.runtime.copy, self.back)
         compare(f"copies of {self.size} bytes", self.host.array, wanted)
         return {"h2d": h2d / self.calls, "d2h": d2h / self.calls}
+
+
+class Loop(Copy):
+    """The same right behind untimed copies of as many bytes, as in a program that copies all the
+    time. They bring each half to the other one's place: they can't pass for what is timed."""
+
+    def lead(self, *, to_device: bool) -> None:
+        super().lead(to_device=to_device)
+        half = self.total // 2
+        for there, here in ((0, half), (half, 0)):
+            device, host = self.device + there, self.host.address + here
+            dst, src = (device, host) if to_device else (host, device)
+            arguments = self.runtime.copy_arguments(dst, src, half, to_device=to_device)
+            self.issue(self.runtime.copy, [arguments])
+        self.runtime.synchronize()
 
 
 class Latency(Case):
@@ -294,6 +317,7 @@ def _percentiles(name: str, seconds: list[float]) -> Samples:
 
 CASES: dict[str, type[Case]] = {
     "copy": Copy,
+    "loop": Loop,
     "latency": Latency,
     "burst": Burst,
     "train": Train,

@@ -122,12 +122,14 @@ class Measured:
         }
 
 
-def _copies(flyt: str, other: str, sizes: Sequence[int], ways: Sequence[str]) -> tuple[Part, ...]:
+def _copies(
+    flyt: str, other: str, sizes: Sequence[int], ways: Sequence[str], case: str = "copy"
+) -> tuple[Part, ...]:
     return tuple(
         Part(
             f"{way.upper()} {bytes_text(size)}",
-            Key("copy", size, flyt, way),
-            (Key("copy", size, other, way),),
+            Key(case, size, flyt, way),
+            (Key(case, size, other, way),),
         )
         for size in sizes
         for way in ways
@@ -142,7 +144,11 @@ def _calls(case: str, metric: str, label: str) -> tuple[Part, ...]:
 def _link(way: str) -> Part:
     limits = (
         Key("stream", LARGE, "native pinned", way),
-        *(Key("copy", size, "native pinned", way) for size in (LARGE, *PROMISED)),
+        *(
+            Key(case, size, "native pinned", way)
+            for case in ("copy", "loop")
+            for size in (LARGE, *PROMISED)
+        ),
     )
     return Part(way.upper(), Key("stream", LARGE, "flyt pinned", way, MOST_CLIENTS), limits)
 
@@ -152,6 +158,15 @@ _MIX = tuple(
 )
 
 FIGURES = (
+    Figure(
+        "pageable H2D and D2H, 256 MiB and 1 GiB, in a loop ÷ native pinned",
+        0.75, True, "native", _copies("flyt pageable", "native pinned", PROMISED, WAYS, "loop"),
+    ),
+    Figure(
+        "pinned H2D and D2H, 64 MiB and more, in a loop ÷ native pinned",
+        0.97, True, "native",
+        _copies("flyt pinned", "native pinned", (LARGE, *PROMISED), WAYS, "loop"),
+    ),
     Figure(
         "pageable H2D and D2H, 256 MiB and 1 GiB ÷ native pinned",
         0.75, True, "native", _copies("flyt pageable", "native pinned", PROMISED, WAYS),

@@ -135,7 +135,9 @@ LARGE_ROUNDS, QUICK_LARGE_ROUNDS = 5, 3
 """From 256 MiB on: a round takes seconds."""
 
 TOGETHER_ROUNDS, QUICK_TOGETHER_ROUNDS = 7, 3
-CASES = (*(case.name for case in SMALL_CASES), "copy", "stream", "mix")
+CASES = (*(case.name for case in SMALL_CASES), "copy", "loop", "stream", "mix")
+LOOPED = ("native pageable", "native pinned", "flyt pageable", "flyt pinned")
+"""Who copies in a loop, too: a promise beside native CUDA."""
 
 FIRST_SIZES = (256 * MIB, LARGE, GIB)
 """Promises are made for these: when time runs out, the rest of the curve goes."""
@@ -148,7 +150,7 @@ class Plan:
     Attributes
     ----------
     sizes : sequence of int
-        Of the case "copy"; the largest bounds "stream" too.
+        Of the cases "copy" and "loop"; the largest bounds "stream" too.
     clients : sequence of int
     cases : collection of str
     rounds : int
@@ -166,11 +168,13 @@ class Plan:
         there = set(processes)
         found = [
             job
-            for job in (*self._small(), *self._first_copies(), *self._together(), *self._copies())
+            for job in (*self._small(), *self._large(), *self._together(), *self._copies())
             if job.case in self.cases
         ]
         jobs = []
         for job in found:
+            if job.case == "loop" and "native" not in there:
+                continue
             entrants = tuple(e for e in job.entrants if CONTENDERS[e.contender].process in there)
             rounds = min(job.rounds, self.rounds or job.rounds)
             if entrants:
@@ -196,8 +200,14 @@ class Plan:
         rounds = few if size >= 256 * MIB else many
         return Job("copy", size, calls, rounds, tuple(Entrant(name) for name in CONTENDERS))
 
-    def _first_copies(self) -> list[Job]:
-        return [self._copy(size) for size in FIRST_SIZES if size in self.sizes]
+    def _large(self) -> list[Job]:
+        sizes = [size for size in FIRST_SIZES if size in self.sizes]
+        looped = tuple(Entrant(name) for name in LOOPED)
+        return [
+            job
+            for copy in map(self._copy, sizes)
+            for job in (copy, dataclasses.replace(copy, case="loop", entrants=looped))
+        ]
 
     def _copies(self) -> list[Job]:
         return [self._copy(size) for size in self.sizes if size not in FIRST_SIZES]

@@ -125,9 +125,10 @@ class Report:
 def show(report: Report, console: Console) -> None:
     """Print all tables; the figures come last."""
     results = report.results
-    for way, title in (("h2d", "host to device"), ("d2h", "device to host")):
-        if results.sizes("copy"):
-            console.print(_copies(results, way, title))
+    for case, how in (("copy", ""), ("loop", ", in a loop")):
+        for way, title in (("h2d", "host to device"), ("d2h", "device to host")):
+            if results.sizes(case):
+                console.print(_copies(results, case, way, title + how))
     for table in (_calls(results), _clients(results)):
         if table.row_count:
             console.print(table)
@@ -146,23 +147,23 @@ def show(report: Report, console: Console) -> None:
         console.print(f"failure: {report.failure}", style="red", highlight=False, markup=False)
 
 
-def _copies(results: Results, way: str, title: str) -> Table:
-    contenders = results.contenders("copy")
+def _copies(results: Results, case: str, way: str, title: str) -> Table:
+    contenders = results.contenders(case)
     table = Table(title=f"cudaMemcpy, {title}: µs below 1 MiB, GB/s above", title_justify="left")
     table.add_column("size", justify="right")
     for contender in contenders:
         table.add_column(contender, justify="right")
-    for size in results.sizes("copy"):
+    for size in results.sizes(case):
         cells = []
         for contender in contenders:
-            spread = results.spread(Key("copy", size, contender, way))
+            spread = results.spread(Key(case, size, contender, way))
             if spread is None:
                 cells.append("—")
                 continue
             reference = REFERENCES.get(contender, "")
             if reference not in contenders:
                 reference = "memcpy" if contender.startswith("flyt") else ""
-            other = results.spread(Key("copy", size, reference, way))
+            other = results.spread(Key(case, size, reference, way))
             cells.append(
                 _speed(size, spread) + (_times(other.median / spread.median) if other else "")
             )

@@ -3,17 +3,22 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
 
 import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from flyt.bench.machine import describe
 from flyt.errors import ConfigurationError, FlytError
 from flyt.ipc.driver import get_driver
 from flyt.ipc.native_build import library_path
-from flyt.ipc.study import costs, crashes
-from flyt.ipc.study.report import QUESTIONS, UNWRITTEN, Answer, Report
+from flyt.ipc.study import plots
+from flyt.ipc.study.report import QUESTIONS, Report
+from flyt.ipc.study.run import LIMIT, run as run_experiments
 from flyt.ipc.torch_pool import PRELOADED_VARIABLE
 
 
@@ -48,24 +53,72 @@ def run(command: tuple[str, ...]) -> None:
         sys.exit(127)
 
 
-@ipc.command()
+@ipc.command(context_settings={"show_default": True})
+@click.option("--only", multiple=True, type=click.Choice(list(QUESTIONS)), help="These questions.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for JSON and CSV files.")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="DIR", help="Draw PNG and SVG.")
 @click.option("--like", type=click.Choice(["torch", "cupy", "numpy"]), help="Library of arrays.")
-def study(out: Path | None, like: str | None) -> None:
+@click.option(
+    "--limit", type=click.FloatRange(min=1), default=LIMIT, metavar="SECONDS", help="For all."
+)
+@click.option(
+    "--summary",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Measure nothing: show (and --plot) what an earlier --out wrote.",
+)
+def study(
+    only: tuple[str, ...],
+    out: Path | None,
+    plot: Path | None,
+    like: str | None,
+    limit: float,
+    summary: Path | None,
+) -> None:
     """Answer questions about sharing by experiments on this machine's GPU.
 
-    Two of four are written so far; the others say so.
+    Exit code 1 if an experiment broke off; what the others found is there. What needs a GPU is no
+    failure where there is none.
     """
     try:
-        driver = get_driver()
-        library = like or ("torch" if driver.kind == "cuda" else "numpy")
-        answers = [costs.measure(), crashes.measure(library)]
+        if plot is not None:
+            plots.require()
+        if summary is not None:
+            report = Report.read(summary)
+        else:
+            report = _measure([q for q in QUESTIONS if not only or q in only], like, limit)
     except FlytError as exc:
         click.echo(f"flyt ipc study: {exc}", err=True)
         sys.exit(1)
-    answers += [Answer(question, reason, []) for question, reason in UNWRITTEN.items()]
-    for answer in sorted(answers, key=lambda answer: list(QUESTIONS).index(answer.question)):
+    click.echo(report.title())
+    for answer in report.answers:
         click.echo(f"{QUESTIONS[answer.question]}\n  {answer.verdict}")
-    if out is not None:
-        for path in Report.of(driver, answers).write(out):
-            click.echo(f"wrote {path}")
+        if answer.error is not None and answer.rows:
+            click.echo(f"  broken off: {answer.error}")
+    written = report.write(out) if out is not None else []
+    if plot is not None:
+        written += plots.draw(report, plot)
+    for path in written:
+        click.echo(f"wrote {path}")
+    if report.failed:
+        sys.exit(1)
+
+
+def _measure(questions: list[str], like: str | None, limit: float) -> Report:
+    driver = get_driver()
+    library = like or (_gpu_library() if driver.kind == "cuda" else "numpy")
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("starting", total=len(questions))
+
+        def progress(text: str, ended: int) -> None:
+            bar.update(task, description=text, advance=ended)
+
+        answers = run_experiments(questions, driver.kind, library, limit, progress)
+    return Report(driver.kind, describe(), answers)
+
+
+def _gpu_library() -> str:
+    """The one of two that is there; of both CuPy, which starts sooner."""
+    return "cupy" if importlib.util.find_spec("cupy") is not None else "torch"

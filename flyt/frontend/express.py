@@ -64,8 +64,8 @@ class Express:
         self._lock, self._raw = connection.lock, connection.lock.reading
         self._streams = session.scheduler.table
         self._in, self._out = library.express_in, library.express_out
-        self._fill, self._launch = library.express_fill, library.express_launch
-        self._sync = library.express_sync
+        self._fill, self._part = library.express_fill, library.express_part
+        self._launch, self._sync = library.express_launch, library.express_sync
         self._at, self._state = link.at, link.link
         self._calls = itertools.count(1)
         with connection.lock:
@@ -156,6 +156,31 @@ class Express:
         with self._raw:
             try:
                 said = self._fill(self._at, address, value, size, number)
+                if not said:
+                    return True
+                if said == ELSEWHERE:
+                    return False
+                self._see_to(said)
+            except BaseException:
+                self._link.nudge()
+                raise
+        return True
+
+    def send_part(self, address: int, index: int, size: int, stream: int, sent: int) -> bool:
+        """Post a part of a longer copy from its staging slot; its places were checked.
+
+        Parameters
+        ----------
+        address, index, size : int
+            Where to, the slot's index in the window, and how many bytes.
+        stream : int
+            The stream's number.
+        sent : int
+            Address of a word that gets the command's number: for `ExpressLink.is_answered`.
+        """
+        with self._raw:
+            try:
+                said = self._part(self._at, address, index, size, stream, sent)
                 if not said:
                     return True
                 if said == ELSEWHERE:

@@ -30,6 +30,9 @@ HOLD_SECONDS = 0.00005
 """How long an answer is waited for with the connection's lock held: what giving it away and getting
 it back costs, with a wake-up of who wanted it. The general way waits on."""
 
+LOOKS = 8
+"""So often a thread that needs a slot looks so long: together about what a slot's DMA takes."""
+
 NOTES, ROWS = 256, 16
 NOWHERE = (1 << 64) - 1
 
@@ -134,6 +137,7 @@ class ExpressLink:
         self.at = ctypes.addressof(link)
         self._add, self._remove = native.express_add, native.express_remove
         self._read, self._wait_for = native.express_read, native.express_wait
+        self._state = native.express_state
         self._heard, self._answered = native.express_heard, native.express_answered
         self.hold_ns = int(min(HOLD_SECONDS, spin_seconds()) * 1e9)
         self.polite = int(is_polite())
@@ -261,6 +265,31 @@ class ExpressLink:
                 finally:
                     self.absorb()
             return pending.done
+
+    def is_answered(self, number: int) -> bool:
+        """Whether the answer to a command that the library has sent was read."""
+        with self._connection.lock.reading:
+            state = self._state(self.at, number)
+            return bool(state) if state >= 0 else self._inflight.get(number) is None
+
+    def await_answer(self, number: int) -> None:
+        """Return once a command that the library has sent is answered.
+
+        Raises
+        ------
+        Lost, CommandTimeout
+        """
+        connection = self._connection
+        for _ in range(LOOKS):
+            with connection.lock.reading:
+                if not self.link.shut:
+                    self._wait_for(self.at, number, self.hold_ns, self.polite)
+                if self.is_answered(number):
+                    return
+        with connection.lock:
+            pending = self._inflight.get(number)
+        if pending is not None:
+            connection.wait(pending)
 
     def answered(self, first: int, count: int) -> None:
         """Python has read the answer to these commands: their places in the ring are free."""

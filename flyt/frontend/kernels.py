@@ -143,8 +143,8 @@ class Kernels:
         """A module from a cubin, a fatbin or PTX."""
         number = next(self._numbers)
         digest = hashlib.sha256(image).digest()
-        self._with_image(lambda n: m.ModuleLoad(n, number, device, digest), image)
-        return self._loaded(number, device)
+        answer = self._with_image(lambda n: m.ModuleLoad(n, number, device, digest), image)
+        return self._loaded(number, device, answer)
 
     def load_compiled(self, digest: bytes, device: int) -> Module | None:
         """A module from what `compile` left with the worker; None if that has forgotten it."""
@@ -152,9 +152,12 @@ class Kernels:
         answer = self._connection.call(lambda n: m.ModuleLoad(n, number, device, digest))
         if answer.status == m.Status.UNKNOWN_IMAGE:
             return None
-        return self._loaded(number, device)
+        return self._loaded(number, device, answer)
 
-    def _loaded(self, number: int, device: int) -> Module:
+    def _loaded(self, number: int, device: int, answer: Pending) -> Module:
+        if any(answer.values):  # its kernels may print: each call that synchronises shows it
+            self._session.scheduler.prints = True
+            self._session.express = None  # whose calls nobody hears of
         with self._connection.lock:
             return self._modules.setdefault(number, Module(number, device))
 

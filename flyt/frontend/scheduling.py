@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from flyt.errors import DeviceError, ProtocolError
+from flyt.frontend import prints
 from flyt.frontend.connection import Connection
 from flyt.frontend.inflight import Command, Pending
 from flyt.frontend.streams import PER_THREAD, Event, Stream, StreamTable
@@ -32,10 +33,17 @@ class NotReady(DeviceError):
 
 
 class Scheduler:
-    """Streams and events of one session."""
+    """Streams and events of one session.
+
+    Attributes
+    ----------
+    prints : bool
+        Whether its kernels may print, and the backend keeps that for us.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self.prints = False
         self.table = StreamTable()
 
     # --- streams ---
@@ -79,13 +87,13 @@ class Scheduler:
         """Wait until the stream, and those whose work it waits for, are idle."""
         with self._connection.lock:
             streams = self.table.before(stream)
-        self._wait(s.last for s in streams)
+        self._wait((s.last for s in streams), stream.device)
 
     def synchronize_device(self, device: int) -> None:
         """Wait for everything that this process put on a device."""
         with self._connection.lock:
             streams = self.table.of(device)
-        self._wait(s.last for s in streams)
+        self._wait((s.last for s in streams), device)
 
     def wait_event(self, stream: Stream, event: Event) -> None:
         """Work put on the stream from now on waits for the event's last record."""
@@ -134,7 +142,7 @@ class Scheduler:
         while event.shared and not self._asked(event):
             time.sleep(pause)  # no answer tells of another process's record
             pause = min(2 * pause, LONGEST_PAUSE)
-        self._wait([event.record])
+        self._wait([event.record], event.device)
 
     def _asked(self, event: Event) -> bool:
         """Whether an event is reached that another process may have recorded."""
@@ -161,9 +169,11 @@ class Scheduler:
     def _post(self, make: Callable[[int], Command], stream: Stream | None) -> None:
         self._connection.submit(make, posted=True, stream=stream)
 
-    def _wait(self, pending: Iterable[Pending | None]) -> None:
+    def _wait(self, pending: Iterable[Pending | None], device: int) -> None:
         for one in pending:
             if one is not None and (one.ended or not one.done):
                 self._connection.wait(one)
         self._connection.refresh()
         self._connection.raise_deferred()
+        if self.prints:
+            prints.show(self._connection, device)

@@ -146,7 +146,13 @@ class Session:
         if self._slots is None or self._ring is None:
             return InlineWay(self.connection, self.welcome.inline_chunk, self.counts)
         return StagedWay(
-            self.connection, self._slots, self._ring, self._engine, self.pid, self.counts
+            self.connection,
+            self._slots,
+            self._ring,
+            self._engine,
+            self.pid,
+            self.counts,
+            self.express,
         )
 
     # --- facts ---

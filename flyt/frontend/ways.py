@@ -16,6 +16,7 @@ import numpy as np
 from flyt.errors import DeviceError
 from flyt.frontend.connection import Connection
 from flyt.frontend.copy_commands import copied_in, copied_out, pulled, pushed
+from flyt.frontend.express import Express
 from flyt.frontend.inflight import Pending
 from flyt.frontend.rows import Row, Rows, move
 from flyt.frontend.staging import Slot, StagingSlots
@@ -69,8 +70,10 @@ class StagedWay:
         engine: CopyEngine,
         pid: int,
         statistics: Statistics,
+        express: Express | None,
     ) -> None:
         self._connection = connection
+        self._express = express
         self._slots = slots
         self._ring = ring
         self._engine = engine
@@ -115,7 +118,10 @@ class StagedWay:
         """Send what the slot holds, once it holds it."""
         slot, size = flight.held[0], flight.part.size
         self._engine.wait(flight.jobs)
-        pending = self._connection.submit(
+        if self._is_lent(flight, stream):
+            return
+        self._slots.hold(slot, flight.sent)
+        self._connection.submit(
             copied_in(flight.part, slot.at, self._pid, stream),
             size=size,
             pages=(slot.at, size),
@@ -124,7 +130,15 @@ class StagedWay:
             stream=stream,
             sent=flight.sent,
         )
-        self._slots.hold(slot, pending)
+
+    def _is_lent(self, flight: _Flight, stream: Stream) -> bool:
+        """Whether the short way has sent it."""
+        express, link, part = self._express, self._connection.link, flight.part
+        if express is None or link is None or part.height > 1:
+            return False
+        slot = flight.held[0]
+        what = part.device, slot.at, part.width, stream.number, slot.sent
+        return self._slots.lend(link, flight.held, lambda: express.send_part(*what))
 
     def _small_to_device(self, rows: Rows, stream: Stream) -> None:
         """Place, bytes and command under one lock: an interrupt finds all of them or none."""
@@ -231,7 +245,7 @@ class StagedWay:
             if flight.held and flight.sent and not flight.sent[0].done:
                 pending, slot = flight.sent[0], flight.held[0]
                 pending.finish = _giver(self._slots, slot)
-                self._slots.hold(slot, pending)
+                self._slots.hold(slot, flight.sent)
                 return
         self._slots.give_back(flight.held)
 

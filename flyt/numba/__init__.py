@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """numba-cuda through Flyt, unmodified: ``flyt.numba.install()`` before the first use.
 
-Or ``python -m flyt.numba script.py``, or ``pytest -p flyt.numba``. What numba-cuda takes from
+Or ``python -m flyt.numba script.py``, or ``pytest -p flyt.numba``; or `SITE` on ``PYTHONPATH``,
+for programs that start others. What numba-cuda takes from
 ``cuda.bindings.driver`` and from ``cuda.core`` is replaced by `flyt.driver` and by objects on it,
 in this process and under those modules' own names. numba compiles here, with NVIDIA's libraries,
 which need no GPU; Flyt loads and launches there.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
 import sys
 import warnings
 from multiprocessing import spawn
@@ -20,6 +22,10 @@ from flyt.errors import ConfigurationError
 
 TESTED_VERSION = "0.30.4"
 """numba-cuda's; others may take other things from cuda.core."""
+
+SITE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "site")
+"""A folder for ``PYTHONPATH``: Python processes that have it there call `install` by themselves
+when they import ``numba.cuda``."""
 
 _installed = False
 
@@ -43,7 +49,7 @@ def install() -> None:
         version = importlib.metadata.version("numba-cuda")
         core = importlib.import_module("cuda.core")
         bindings = importlib.import_module("cuda.bindings")
-        importlib.import_module("numba.cuda")
+        importlib.import_module("numba.cuda")  # with `SITE` on the path this installs, too: no harm
         parts = {name: importlib.import_module(f"numba.cuda.{name}") for name in _REPLACED}
     except ImportError as exc:
         raise ConfigurationError(

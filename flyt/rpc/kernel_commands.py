@@ -38,7 +38,8 @@ class ImagePart:
 
 @message
 class ModuleLoad:
-    """cuModuleLoadData."""
+    """cuModuleLoadData. Values: [1] if its kernels may print, and the worker keeps that for
+    `Printed`; else none."""
 
     id: U64
     module: U64
@@ -103,6 +104,15 @@ class Reach:
 
 
 @message
+class Printed:
+    """What kernels that are done have printed, and was not told yet: the Result's second frame, of
+    `flyt.rpc.messages.INLINE_CHUNK` bytes at most; no frame when there is nothing."""
+
+    id: U64
+    device: U32
+
+
+@message
 class Launch:
     """cuLaunchKernelEx. ``params`` is the parameter buffer, laid out as `FunctionFacts` says."""
 
@@ -146,6 +156,7 @@ KERNEL_CODES = {
     103: Launch,
     104: Compile,
     105: Reach,
+    106: Printed,
 }
 
 

@@ -35,6 +35,7 @@ from flyt.rpc.kernel_commands import (
     ModuleLoad as ModuleLoad,
     ModuleUnload as ModuleUnload,
     Occupancy as Occupancy,
+    Printed as Printed,
     Reach as Reach,
 )
 from flyt.rpc.linear_commands import (

@@ -15,8 +15,9 @@ from typing import Any
 import msgpack
 import pytest
 
-from flyt.backend import plain
-from flyt.backend.plain import IDLE, KICK, LOOK, OTHER, Table
+from flyt.backend import plain, plain_table
+from flyt.backend.plain import IDLE, KICK, LATE, LOOK, OTHER
+from flyt.backend.plain_table import Table
 from flyt.rpc import messages as m
 from flyt.shm import layout, memory
 from flyt.shm.native import Native, native
@@ -60,9 +61,9 @@ class Loop:
         table = self.table = Table(base=segment - INDEX, pid=PID, largest=plain.LARGEST)
         table.commands, table.commands_read, table.command_places = self.read.place
         table.replies, table.replies_written, table.reply_places = self.written.place
-        table.block[0] = plain._Range(self.block, self.block + BLOCK, DEVICE)
-        table.segment[0] = plain._Range(INDEX, INDEX + BLOCK, 0)
-        table.queue[0] = plain._Stream(
+        table.block[0] = plain_table.Range(self.block, self.block + BLOCK, DEVICE)
+        table.segment[0] = plain_table.Range(INDEX, INDEX + BLOCK, 0)
+        table.queue[0] = plain_table.Stream(
             STREAM, DEVICE, 0, library.plain_move, library.plain_fill, None, None
         )
         table.blocks = table.segments = table.streams = 1
@@ -355,7 +356,7 @@ class Slow:
         self._functions = Move(self._move), Query(self._query)
         move, query = (ctypes.cast(f, ctypes.c_void_p).value for f in self._functions)
         for row in range(2):
-            loop.table.queue[row] = plain._Stream(
+            loop.table.queue[row] = plain_table.Stream(
                 STREAM + row, DEVICE, 0x1234, move, loop.library.plain_fill, query, None
             )
         loop.table.streams = 2
@@ -435,7 +436,7 @@ def test_a_large_copy_is_waited_for_longer(loop: Loop, large: Slow, size: int) -
 
 def test_a_large_copy_that_takes_too_long_is_the_callers(loop: Loop, large: Slow) -> None:
     loop.put(*copy_out(loop, id=4, size=LARGE))
-    assert loop.serve(most=1, longest=LINGER) == LOOK
+    assert loop.serve(most=1, longest=LINGER) == LATE
     assert (loop.table.first, loop.table.count, loop.table.slow) == (4, 1, 1)
     assert loop.answers() == []
 
@@ -487,3 +488,150 @@ def test_what_fails_on_the_device_is_the_callers(loop: Loop) -> None:
     loop.put(*copy_in(loop))
     assert loop.serve() == OTHER
     assert (loop.table.count, loop.answers()) == (1, [])
+
+
+# --- large ones in a row: behind each is a mark ---
+
+Record = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+MARKS = 4
+
+
+class Marked:
+    """The device's events: a test says how far its work is."""
+
+    def __init__(self, loop: Loop, large: Slow) -> None:
+        self.large, self.recorded, self.refuses, self.fails = large, list[int](), 0, 0
+        self.through = 0
+        """So many of the marks are reached."""
+        self.fills = 0
+        self.each_time = 0
+        """After so many questions in vain one more is; 0: never."""
+        self._asked = 0
+        self._functions = Record(self._record), Query(self._reached)
+        record, reached = (ctypes.cast(f, ctypes.c_void_p).value for f in self._functions)
+        loop.table.record, loop.table.reached = record, reached
+        loop.table.marks, loop.table.marked = MARKS, DEVICE
+        for row in range(MARKS):
+            loop.table.mark[row] = 0x100 + row
+        large.code = 719  # nobody asks the stream
+
+    def _record(self, event: int, stream: int) -> int:
+        assert stream == 0x1234
+        assert event not in self.recorded[self.through :], "one that is not reached yet"
+        assert len(self.recorded) < len(self.large.moved) + self.fills, "behind its own copy"
+        self.recorded.append(event)
+        return self.refuses
+
+    def _reached(self, event: int) -> int:
+        oldest = len(self.recorded) - 1
+        while oldest >= 0 and self.recorded[oldest] != event:
+            oldest -= 1
+        assert oldest >= 0, "an event that was not recorded counts as reached"
+        if oldest < self.through:
+            return self.fails
+        self._asked += 1
+        if self.each_time and self._asked % self.each_time == 0:
+            self.through += 1
+        return NOT_READY
+
+
+@pytest.fixture
+def marked(loop: Loop, large: Slow) -> Marked:
+    return Marked(loop, large)
+
+
+def test_large_copies_follow_each_other_up_to_the_marks_there_are(
+    loop: Loop, marked: Marked
+) -> None:
+    for number in range(1, 7):
+        loop.put(*copy_in(loop, id=number, size=LARGE))
+    assert loop.serve(longest=LINGER) == LATE
+    assert (marked.large.moved, loop.table.count) == ([LARGE] * MARKS, MARKS)
+    assert loop.answers() == []
+    marked.through = 3
+    assert loop.serve(longest=LINGER) == LATE
+    assert (len(marked.large.moved), loop.table.first, loop.table.count) == (6, 4, 3)
+    assert loop.answers() == [m.Done(4, 1, 3)]
+    marked.through = 6
+    assert loop.serve() == IDLE
+    assert loop.answers() == [m.Done(6, 4, 3)]
+    assert (loop.table.count, loop.table.moved) == (0, 6 * LARGE)
+
+
+def test_a_row_of_large_ones_goes_on_as_they_are_done(loop: Loop, marked: Marked) -> None:
+    marked.each_time = 5
+    for number in range(1, 41):
+        loop.put(*copy_in(loop, id=number, size=LARGE))
+    assert loop.serve(most=1) == LOOK, "now and then it looks up"
+    while (why := loop.serve()) != IDLE:
+        assert why == LOOK
+    told = loop.answers()
+    assert [a.first for a in told] == [1 + sum(b.count for b in told[:i]) for i in range(len(told))]
+    assert sum(a.count for a in told) == 40
+    assert len(marked.recorded) == 40
+
+
+@pytest.mark.parametrize("kind", [copy_in, copy_out, fill])
+def test_small_ones_join_a_row_of_large_ones(
+    loop: Loop, marked: Marked, kind: Callable[..., Any]
+) -> None:
+    loop.put(*copy_in(loop, size=LARGE))
+    loop.put(*kind(loop, id=2, size=1))
+    marked.fills = kind is fill  # the library's own does them
+    marked.through = 1
+    assert loop.serve(longest=LINGER) == LATE
+    assert (len(marked.recorded), loop.table.first, loop.table.count) == (2, 2, 1)
+    assert loop.answers()[0].first == 1
+
+
+@pytest.mark.parametrize(
+    "changed", [{"stream": STREAM + 1}, {"id": 9}], ids=["another stream", "another number"]
+)
+def test_what_does_not_follow_is_the_callers_with_the_row(
+    loop: Loop, marked: Marked, changed: dict[str, int]
+) -> None:
+    loop.put(*copy_in(loop, size=LARGE))
+    second = copy_in(loop, **{"id": 2, "size": LARGE, **changed})
+    loop.put(*second)
+    assert loop.serve() == OTHER
+    assert (marked.large.moved, loop.table.count) == ([LARGE], 1)
+    assert loop.read.read() == msgpack.packb(second)
+
+
+def test_marks_of_another_device_are_not_used(loop: Loop, marked: Marked) -> None:
+    loop.table.marked = DEVICE + 1
+    loop.put(*copy_in(loop, size=LARGE))
+    loop.put(*copy_in(loop, id=2, size=LARGE))
+    marked.large.code = NOT_READY
+    assert loop.serve() == OTHER
+    assert (marked.recorded, loop.table.count) == ([], 1)
+
+
+def test_a_mark_that_is_refused_is_the_callers(loop: Loop, marked: Marked) -> None:
+    marked.refuses = 719
+    loop.put(*copy_in(loop, id=3, size=LARGE))
+    assert loop.serve() == OTHER
+    assert (loop.table.first, loop.table.count, loop.table.taken) == (3, 1, 1)
+    assert loop.answers() == []
+
+
+def test_what_fails_behind_what_is_done_is_the_callers(loop: Loop, marked: Marked) -> None:
+    marked.through, marked.fails = 2, 719
+    for number in (1, 2):
+        loop.put(*copy_in(loop, id=number, size=LARGE))
+    assert loop.serve() == OTHER
+    assert (loop.table.first, loop.answers()) == (1, [])
+
+
+def test_a_row_takes_no_more_than_there_is_room_to_answer(loop: Loop, marked: Marked) -> None:
+    marked.through = 1 << 30
+    for number in range(layout.REPLY_PLACES - 2):
+        loop.put(*copy_in(loop, id=3 * number, size=LARGE))
+        while loop.serve() == OTHER:
+            continue
+    assert len(marked.recorded) == layout.REPLY_PLACES - 2
+    marked.through = len(marked.recorded)
+    for number in (1001, 1002, 1003):
+        loop.put(*copy_in(loop, id=number, size=LARGE))
+    assert loop.serve(longest=LINGER) == LATE
+    assert loop.table.count == 2

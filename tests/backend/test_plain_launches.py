@@ -14,7 +14,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from flyt.backend import plain
+from flyt.backend import plain, plain_table
 from flyt.backend.modules import ParameterBlock
 from flyt.backend.plain import IDLE, LOOK, OTHER
 from flyt.errors import ProtocolError
@@ -65,7 +65,7 @@ class Gpu(Slow):
             launch = ctypes.cast(self._launch, ctypes.c_void_p)
             loop.table.queue[row].launch = launch.value
         self.params = ParameterBlock(FACTS)
-        loop.table.function[0] = plain._Function(
+        loop.table.function[0] = plain_table.Function(
             FUNCTION, DEVICE, HANDLE, FACTS.size, self.params.start, self.params.address
         )
         loop.table.functions = 1
@@ -114,7 +114,7 @@ def test_a_function_without_parameters(loop: Loop, gpu: Gpu) -> None:  # noqa: F
     nothing = Launch(lambda *_: seen.append(1) or 0)
     loop.table.queue[0].launch = ctypes.cast(nothing, ctypes.c_void_p).value
     empty = ParameterBlock(FunctionFacts({}, ()))
-    loop.table.function[0] = plain._Function(
+    loop.table.function[0] = plain_table.Function(
         FUNCTION, DEVICE, HANDLE, empty.size, empty.start, empty.address
     )
     loop.put(*launch(params=b""))

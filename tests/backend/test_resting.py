@@ -96,6 +96,26 @@ def test_rings_without_end_wake_it_once_a_millisecond(sleeper: Sleeper) -> None:
     assert 1 < wakes <= milliseconds / IN_VAIN_MS + 1
 
 
+@pytest.mark.parametrize("way", ["doorbell", "socket"])
+def test_who_was_woken_looks_for_the_command_that_is_on_its_way(
+    sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    looks = []
+    monkeypatch.setattr(sleeper.rest, "_look", looks.append)
+    sleeper.sleep(0)
+    sleeper.sleep(0)
+    assert len(looks) == 1, "once, at the start"
+    if way == "doorbell":
+        sleeper.ring()
+        sleeper.sleep(60_000)
+    else:
+        sleeper.wire.was_kicked = True
+    sleeper.sleep(0)
+    assert len(looks) == 2
+    sleeper.sleep(0)
+    assert len(looks) == 2, "and then it sleeps on"
+
+
 def test_rings_that_bring_commands_are_heard_at_once(sleeper: Sleeper) -> None:
     """So the deafness is for who rings for nothing."""
     begun = time.monotonic()

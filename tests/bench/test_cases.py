@@ -17,6 +17,7 @@ from flyt.bench.cases import (
     Case,
     Copy,
     Latency,
+    Loop,
     Post,
     Reference,
     Train,
@@ -50,7 +51,7 @@ class Plain(Memcpy, Asynchronous):
         self.copy, self.fill = copy, fill
 
     def _after(self, dst: int, size: int) -> None:
-        if size == WARM_BYTES:
+        if size in {WARM_BYTES, SIZE * CALLS // 2}:
             return
         self.count += 1
         if self.spoil is not None:
@@ -87,9 +88,10 @@ def run(case: Case | Threads) -> None:
     case.end()
 
 
-KINDS: list[type[Case]] = [Copy, Latency, Burst, Train, Post, Stream, Mix]
+KINDS: list[type[Case]] = [Copy, Loop, Latency, Burst, Train, Post, Stream, Mix]
 MOVES = {
     Copy: 2 * CALLS,
+    Loop: 2 * CALLS,
     Latency: 2 * CALLS,
     Burst: CALLS,
     Train: CALLS,
@@ -144,6 +146,23 @@ def test_a_copy_that_does_nothing_is_found(kind: type[Case], to_device: bool) ->
 
     runtime.copy = lazy
     with pytest.raises(BenchFailed, match=f"{SIZE * CALLS} of {SIZE * CALLS} bytes are wrong"):
+        run(case)
+    case.close()
+
+
+@pytest.mark.parametrize("to_device", [True, False], ids=["h2d", "d2h"])
+def test_what_leads_can_not_pass_for_what_is_timed(to_device: bool) -> None:
+    runtime = Plain()
+    case = Loop(runtime, Reference(), pinned=False, size=SIZE, calls=CALLS)
+    run(case)
+    copy, inside = runtime.copy, range(case.device, case.device + case.total)
+
+    def lazy(dst: int, src: int, size: int) -> None:
+        if (dst in inside) != to_device or size != SIZE:
+            copy(dst, src, size)
+
+    runtime.copy = lazy
+    with pytest.raises(BenchFailed, match=rf"2[5-8]\d of {SIZE * CALLS} bytes are wrong"):
         run(case)
     case.close()
 

@@ -25,6 +25,9 @@ def results(**extra: float) -> Results:
             add("copy", size, "flyt pinned", way, 20.2e-6 * at)
             add("copy", size, "flyt pageable", way, (25e-6 if size != GIB else 24e-6) * at)
             add("copy", size, "memcpy", way, 15e-6 * at)
+            add("loop", size, "native pinned", way, 21e-6 * at)
+            add("loop", size, "flyt pinned", way, 22e-6 * at)
+            add("loop", size, "flyt pageable", way, 24e-6 * at)
     for who, factor in (("native", 1.0), ("flyt", 1.5)):
         add("latency", 4 * KIB, f"{who} pageable", "d2h_p50", 8e-6 * factor)
         add("burst", 4 * KIB, f"{who} pageable", "return", 6e-6 / factor)
@@ -39,6 +42,8 @@ def results(**extra: float) -> Results:
 
 EXPECTED = (
     # bound, what follows from the samples above, kept
+    (0.75, 21 / 24, True),
+    (0.97, 21 / 22, False),
     (0.75, 20 / 25, True),
     (4.5, 100 / 25, False),
     (3, 100 / 25, True),
@@ -74,7 +79,7 @@ def test_only_the_figures_that_apply() -> None:
 def test_a_missing_part_is_named_and_is_no_kept_promise() -> None:
     found = results()
     del found.samples[Key("copy", GIB, "flyt pageable", "d2h")]
-    first, second = measure(found, ["native"])[:2]
+    first, second = measure(found, ["native"])[2:4]
     assert (first.missing, first.ok) == (("D2H 1 GiB",), None)
     assert second.ok is False  # what is there breaks it already
     nothing = measure(Results(), ["native"])[0]
@@ -103,6 +108,7 @@ def test_every_part_is_measured_by_the_full_plan() -> None:
     """No figure waits for a sample that no job takes."""
     metrics = {
         "copy": ("h2d", "d2h"),
+        "loop": ("h2d", "d2h"),
         "latency": ("d2h_p50", "d2h_p99", "h2d_p50", "h2d_p99"),
         "burst": ("return",),
         "train": ("each",),

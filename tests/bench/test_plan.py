@@ -25,6 +25,9 @@ def test_what_was_promised_comes_first() -> None:
     last_promise = max(
         i for i, job in enumerate(jobs) if job.case != "copy" or job.size >= 64 * MIB
     )
+    loops = [job for job in jobs if job.case == "loop"]
+    assert [job.size for job in loops] == [256 * MIB, 64 * MIB, GIB]
+    assert {e.contender.split()[0] for job in loops for e in job.entrants} == {"native", "flyt"}
     curve = [i for i, job in enumerate(jobs) if job.case == "copy" and job.size < 64 * MIB]
     assert last_promise < min(curve)
 
@@ -33,6 +36,7 @@ def test_without_native_nobody_waits_for_it() -> None:
     jobs = Plan().jobs(["memcpy", "flyt", "inline"])
     assert jobs
     assert not [e for job in jobs for e in job.entrants if e.contender.startswith("native")]
+    assert not [job for job in jobs if job.case == "loop"], "a promise beside native CUDA"
 
 
 def test_clients_and_threads() -> None:

@@ -113,7 +113,7 @@ def test_json_has_what_it_promises(whole: tuple[Path, dict[str, Any], str]) -> N
     assert found["machine"]["cores"] == len(os.sched_getaffinity(0))
     assert found["settings"]["native"] == "cupy_form"
     assert found["against"] == ["native", "memcpy"]
-    assert len(found["figures"]) == 12
+    assert len(found["figures"]) == 14
     for figure in found["figures"]:
         assert set(figure) == {"figure", "bound", "measured", "ok", "parts", "missing"}
     for record in found["results"]:

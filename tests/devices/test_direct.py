@@ -22,13 +22,15 @@ int cuMemsetD8Async(unsigned long long to, unsigned char value, size_t n, void *
     memset((void *)to, value, n); return s == (void *)7 ? 0 : 400;
 }
 int cuStreamQuery(void *s) { return s == (void *)7 ? 600 : 400; }
+int cuEventRecord(void *e, void *s) { return e == (void *)9 && s == (void *)7 ? 0 : 400; }
+int cuEventQuery(void *e) { return e == (void *)9 ? 600 : 400; }
 int cuLaunchKernel(void *f, unsigned x, unsigned y, unsigned z, unsigned i, unsigned j, unsigned k,
                    unsigned shared, void *s, void **params, void **extra) {
     *(unsigned *)params[0] = x + y + z + i + j + k + shared;
     return f == (void *)9 && s == (void *)7 && !extra ? 0 : 400;
 }
 """
-"""The forms of the four functions in CUDA's header cuda.h."""
+"""The forms of the functions in CUDA's header cuda.h."""
 
 
 @pytest.mark.parametrize(
@@ -71,6 +73,9 @@ def test_the_drivers_functions_are_found_and_fit(
     query = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(found.query)
     assert move(ctypes.addressof(there), ctypes.addressof(here), 8, found.stream) == 0
     assert (there.raw, query(found.stream)) == (here.raw, 600)
+    record = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(found.record)
+    reached = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(found.reached)
+    assert (record(9, found.stream), reached(9)) == (0, 600)
     launch = ctypes.CFUNCTYPE(
         ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3
     )(found.launch)

@@ -8,6 +8,7 @@ of its own; ``scripts/gpu`` runs them with ``-m gpu``.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import subprocess
 import sys
@@ -63,3 +64,37 @@ def test_on_a_gpu(name: str, count: int) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     sys.stdout.write(done.stdout)
+
+
+@pytest.mark.alone
+@pytest.mark.gpu(1)
+def test_the_study_on_a_gpu(tmp_path: Path) -> None:
+    """All experiments go through, and what they must find on any GPU is found."""
+    found, why = gpus()
+    if not found:
+        pytest.skip(f"needs a GPU: {why}")
+    done = subprocess.run(
+        [sys.executable, "-m", "flyt.cli.main", "ipc", "study", "--out", str(tmp_path)],
+        env={k: v for k, v in os.environ.items() if k != "FLYT_IPC_DRIVER"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    sys.stdout.write(done.stdout)
+    answers = {
+        answer["question"]: answer
+        for answer in json.loads((tmp_path / "study.json").read_text())["answers"]
+    }
+    assert "is kept" in answers["bandwidth"]["verdict"]
+    assert "BROKEN" not in answers["coherence"]["verdict"]
+    assert all(row["rounds"] for row in answers["coherence"]["rows"] if row["ordered"])
+    shared = {
+        (row["allocator"], row["export"])
+        for row in answers["compatibility"]["rows"]
+        if row["result"] == "shared"
+    }
+    assert ("cudaMalloc", "cudaIpcGetMemHandle") in shared
+    assert ("cuMemCreate, POSIX handle type", "cuMemExportToShareableHandle") in shared
+    assert all(row["bytes_intact"] for row in answers["crashes"]["rows"])

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+import flyt.numba
+
 SUITE = Path(__file__).parents[1] / "numba"
 KNOWN = SUITE / "known_failures.txt"
 LIMIT = 110.0
@@ -56,15 +58,20 @@ except Exception as exc:
 
 
 @pytest.fixture
-def numba(one_backend: Any) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run ``python`` with arguments, in a process that sees no GPU."""
-    environment = {
+def environment(one_backend: Any) -> dict[str, str]:
+    """Of a process that sees no GPU."""
+    return {
         **os.environ,
         **one_backend.env,
         "FLYT_BACKEND": one_backend.endpoint,
         "CUDA_VISIBLE_DEVICES": "",
         "PYTHONPATH": f"{SUITE}:{os.environ['PYTHONPATH']}",
     }
+
+
+@pytest.fixture
+def numba(environment: dict[str, str]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run ``python`` with arguments."""
 
     def run(*arguments: str, where: Path) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -120,6 +127,52 @@ def test_spawned_processes_follow(numba: Callable[..., Any], tmp_path: Path) -> 
     assert done.stdout == "10\n"
 
 
+STARTS = """
+import subprocess, sys
+command = [sys.executable, "program.py"]
+print(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+"""
+
+
+@pytest.fixture
+def site(numba: Callable[..., Any], environment: dict[str, str], tmp_path: Path) -> Path:
+    """``flyt.numba.SITE`` is first on the path, and a ``sitecustomize`` of somebody else's next."""
+    (tmp_path / "sitecustomize.py").write_text("import builtins\nbuiltins.others = 'other'\n")
+    path = f"{flyt.numba.SITE}:{tmp_path}:{environment['PYTHONPATH']}"
+    environment["PYTHONPATH"] = path
+    return tmp_path
+
+
+def test_children_follow_where_the_site_folder_is_on_the_path(
+    site: Path, numba: Callable[..., Any]
+) -> None:
+    (site / "program.py").write_text(PROGRAM)
+    (site / "starts.py").write_text(STARTS)
+    done = numba("starts.py", where=site)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("ComputeCapability(major=")
+
+
+def test_the_site_folder_costs_nothing_without_numba(site: Path, numba: Callable[..., Any]) -> None:
+    code = "import sys; print(sorted({'flyt', 'numba', 'numpy'} & sys.modules.keys()), others)"
+    done = numba("-c", code, where=site)
+    assert done.stdout == "[] other\n", done.stderr
+
+
+def test_the_site_folder_and_an_install_go_together(site: Path, numba: Callable[..., Any]) -> None:
+    (site / "program.py").write_text("import flyt.numba\nflyt.numba.install()\n" + PROGRAM)
+    done = numba("-W", "error", "program.py", where=site)
+    assert done.returncode == 0, done.stderr
+
+
+def test_with_the_site_folder_nobody_gets_the_machine_s_own_gpu_in_silence(
+    site: Path, numba: Callable[..., Any]
+) -> None:
+    done = numba("-c", "import sys; sys.modules['flyt'] = None; from numba import cuda", where=site)
+    assert done.returncode == 1
+    assert "No module named 'flyt.numba'" in done.stderr
+
+
 def test_a_kernel_is_not_supported_without_a_gpu(
     emulated: None, numba_compiles: None, numba: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -131,7 +184,15 @@ def test_a_kernel_is_not_supported_without_a_gpu(
     assert "runs no kernels" in done.stdout
 
 
-@pytest.mark.parametrize("part", ["test_events", "test_host_alloc", "test_context_stack"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        "cudadrv.test_events",
+        "cudadrv.test_host_alloc",
+        "cudadrv.test_context_stack",
+        "cudapy.test_errors",  # one starts a child
+    ],
+)
 def test_numba_s_own_tests(
     numba_compiles: None, numba: Callable[..., Any], device_kind: str, tmp_path: Path, part: str
 ) -> None:
@@ -139,7 +200,7 @@ def test_numba_s_own_tests(
         *("-m", "pytest", "-q", "-p", "numba_suite", "-p", "flyt.numba", "-p", "no:cacheprovider"),
         *("-o", "consider_namespace_packages=true", f"--known-failures={KNOWN}"),
         *(["--no-kernels"] if device_kind == "emulated" else []),
-        *("--pyargs", f"numba.cuda.tests.cudadrv.{part}"),
+        *("--pyargs", f"numba.cuda.tests.{part}"),
         where=tmp_path,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -338,6 +338,7 @@ def test_a_fault_under_shared_ends_all_sessions_of_its_worker_and_no_later_ones(
     done = run_client(FAULTY, served)
     assert done.returncode == 0, done.stderr + served.log
     assert done.stdout.splitlines() == ["700 700 700 700 700", "700", "6"], done.stdout
+    assert said("").endswith(" 700")  # a post may be back before the error of others is known
     assert said("") == "700 700"
     assert said("connect") == "6 True"
 
@@ -371,3 +372,37 @@ def test_new_memory_is_clear_for_a_kernel_on_another_stream(module: flyt.RawModu
         assert not flyt.cudaMemcpy(host, last, 4, flyt.cudaMemcpyKind(2))[0]
         assert host[0] == 1
         assert not flyt.cudaFreeAsync(address, 0)[0]
+
+
+PRINTING = """
+import sys
+import numpy as np
+import flyt, flyt as cudart
+source = 'extern "C" __global__ void hop(int n) { printf("hop %d\\n", n); }'
+kernel = flyt.RawKernel(source, "hop")
+host = np.zeros(1, np.int32)
+stream, array = flyt.Stream(), flyt.to_device(host)
+to_host = cudart.cudaMemcpyKind.cudaMemcpyDeviceToHost
+CALLS = {
+    "device": lambda: cudart.cudaDeviceSynchronize(),
+    "stream": lambda: cudart.cudaStreamSynchronize(int(stream)),
+    "event": lambda: cudart.cudaEventSynchronize(int(event)),
+    "copy": lambda: cudart.cudaMemcpy(host, array.ptr, host.nbytes, to_host),
+}
+for n, call in enumerate(sys.argv[1:]):
+    kernel(1, 1, (np.int32(n),), stream=None if call == "copy" else stream)
+    event = stream.record()
+    assert not CALLS[call]()[0]
+    print("after", n, flush=True)
+"""
+
+
+def test_what_kernels_print_comes_out_at_calls_that_synchronise(
+    backend: Callable[..., Any], run_client: Callable[..., Any]
+) -> None:
+    served = backend(extra=["--isolation", "process"])
+    calls = ("device", "stream", "event", "copy")
+    done = run_client(PRINTING, served, *calls)
+    assert done.returncode == 0, done.stderr + served.log
+    lines = [line for n in range(len(calls)) for line in (f"hop {n}", f"after {n}")]
+    assert done.stdout.splitlines() == lines

@@ -5,11 +5,13 @@
 The wheel lacks the fixture that its test classes ask for; and a list of known failures, a reason
 each, is strict: an entry that passes fails the run, an entry that no test has fails it too. With
 ``--no-kernels`` a test that ends because the emulated device runs none counts as skipped, and the
-lines whose reason begins with [emulated] count too.
+lines whose reason begins with [emulated] count too. With ``-p flyt.numba`` the Python processes
+that a test starts go through Flyt, too.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--known-failures", help="file of lines: test id, two blanks, reason")
     parser.addoption("--no-kernels", action="store_true", help="the backend emulates a device")
     parser.addoption("--dump-failed-filechecks", action="store_true", help="numba's own")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.pluginmanager.hasplugin("flyt.numba"):
+        import flyt.numba
+
+        others = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = os.pathsep.join([flyt.numba.SITE, *([others] if others else [])])
 
 
 @pytest.fixture(scope="class")

@@ -226,25 +226,60 @@ def test_a_long_copy_wakes_the_worker_before_its_first_byte(
     size = 8 << 20
     device, data = cudart.cudaMalloc(size)[1], np.arange(size // 8).view(np.uint8)
     assert cudart.cudaDeviceSynchronize() == (0,)
-    asleep = []
+    order = []
     commands = session.connection._wire.rings[0]
     deadline = time.monotonic() + LIMIT
     while not commands.sleeper() and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert (first := commands.sleeper()), "the worker never sleeps"
-    pack = StagedWay._pack
+    assert commands.sleeper(), "the worker never sleeps"
+    pack, link = StagedWay._pack, session.connection.link
+    assert link is not None
+    wake = link.wake
 
     def packs(way: StagedWay, flight: Any) -> None:
-        asleep.append(commands.sleeper())
+        order.append("pack")
         pack(way, flight)
 
+    def wakes(asleep: int) -> None:
+        order.append("wake")
+        wake(asleep)
+
     monkeypatch.setattr(StagedWay, "_pack", packs)
+    monkeypatch.setattr(link, "wake", wakes)
     assert cudart.cudaMemcpy(device, data, size, H2D) == (0,)
-    assert asleep[0] != first, "it sleeps on; who was woken for nothing may sleep again"
-    assert len(asleep) > 1, "one part alone"
+    assert order[0] == "wake"
+    assert order.count("pack") > 1, "one part alone"
     back = np.zeros_like(data)
     assert cudart.cudaMemcpy(back, device, size, D2H) == (0,)
     assert np.array_equal(back, data)
+
+
+@needs_rings
+def test_the_parts_of_a_long_copy_take_the_short_way(
+    session: flyt.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, slots = 100 << 20, session._slots
+    assert slots is not None
+    device, back = cudart.cudaMalloc(size)[1], np.zeros(size, np.uint8)
+    data = np.random.default_rng(5).integers(0, 256, size, dtype=np.uint8)
+    lent, is_lent = [], StagedWay._is_lent
+
+    def counted(*arguments: Any) -> bool:
+        lent.append(is_lent(*arguments))
+        return lent[-1]
+
+    monkeypatch.setattr(StagedWay, "_is_lent", counted)
+    for _ in range(3):
+        data ^= 0x5A
+        assert cudart.cudaMemcpy(device, data, size, H2D) == (0,)
+        assert cudart.cudaMemcpy(back, device, size, D2H) == (0,)
+        assert np.array_equal(back, data)
+    assert len(lent) > 2 * slots.count, "each slot went round"
+    assert lent.count(True) > len(lent) / 2, "an answer of another kind is Python's to read"
+    held: list[list[Any]] = [[] for _ in range(slots.count + 1)]
+    assert [slots.try_take(one) for one in held] == [True] * slots.count + [False]
+    for one in held:
+        slots.give_back(one)
 
 
 def test_threads_share_the_short_way(session: flyt.Session) -> None:

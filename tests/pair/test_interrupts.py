@@ -18,7 +18,7 @@ import pytest
 
 import flyt
 import flyt as cudart
-from flyt.frontend import connection, express, express_link, inflight, staging_ring
+from flyt.frontend import connection, express, express_link, inflight, staging, staging_ring, ways
 from flyt.rpc import messages as m
 from flyt.rpc.patience import Deadline
 from flyt.shm import ring
@@ -28,7 +28,10 @@ from tests.pair.test_express import D2H, H2D, SIZE
 pytestmark = pytest.mark.skipif(ring.usable() is None, reason="the short way needs rings")
 
 LINES: Lines = {
-    **{module.__file__: None for module in (express, express_link, inflight, staging_ring)},
+    **{
+        module.__file__: None
+        for module in (express, express_link, inflight, staging, staging_ring, ways)
+    },
     connection.__file__: {"succeeded"},  # the rest is the general way's for the most part
 }
 
@@ -41,6 +44,9 @@ LOOKS = 32
 SETTLE = 2.5
 """Seconds: all that is on its way has come by then."""
 
+LONG = 3 << 20
+"""Bytes: two slots, the second one twice as full as the first."""
+
 BY_SLOTS = np.full(1 << 20, 5, np.uint8)
 """Too large for the short way, and for the ring of small copies."""
 
@@ -51,6 +57,7 @@ CALLS: dict[str, Callable[[int, Any, int], Any]] = {
     "to device": lambda device, data, _: cudart.cudaMemcpy(device, data, SIZE, H2D),
     "to device, asleep": lambda device, data, _: cudart.cudaMemcpy(device, data, SIZE, H2D),
     "to device, looking": lambda device, data, _: cudart.cudaMemcpy(device, data, SIZE, H2D),
+    "long": lambda device, data, _: cudart.cudaMemcpy(device, data, LONG, H2D),
     "fill": lambda device, *_: cudart.cudaMemset(device, 7, SIZE),
     "to pinned": lambda device, _, pinned: cudart.cudaMemcpy(pinned, device, SIZE, D2H),
     "from pinned": lambda device, _, pinned: cudart.cudaMemcpy(device, pinned, SIZE, H2D),
@@ -80,13 +87,15 @@ def test_an_interrupt_at_any_line_loses_nothing(
     if "late" in name:  # it sends, and looks for no answer
         session.express._link.hold_ns = 0
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    device, pinned = cudart.cudaMalloc(len(BY_SLOTS))[1], cudart.cudaHostAlloc(SIZE, 0)[1]
-    data = np.full(SIZE, 5, np.uint8)
+    device, pinned = cudart.cudaMalloc(LONG)[1], cudart.cudaHostAlloc(SIZE, 0)[1]
+    data = np.full(LONG, 5, np.uint8)
     interrupter = None
     while interrupter is None or interrupter.where:
-        for _ in range(20):  # the worker knows what it is asked, and no look is due
-            for each in CALLS.values():
-                each(device, data, pinned)
+        # The worker knows what it is asked, and no look is due.
+        for _ in range(2 if name == "long" else 20):
+            for other, each in CALLS.items():
+                if (other == "long") == (name == "long"):
+                    each(device, data, pinned)
         assert cudart.cudaDeviceSynchronize() == (0,)
         if "asleep" in name:
             time.sleep(ASLEEP)
@@ -104,7 +113,7 @@ def test_an_interrupt_at_any_line_loses_nothing(
         if faults := _faults(session):
             bad.append(f"{interrupter.where}: {faults}")
             session = connect(one_backend)  # the tables of the old one are what they are
-            device, pinned = cudart.cudaMalloc(len(BY_SLOTS))[1], cudart.cudaHostAlloc(SIZE, 0)[1]
+            device, pinned = cudart.cudaMalloc(LONG)[1], cudart.cudaHostAlloc(SIZE, 0)[1]
     assert at > 5, "the short way was not taken"
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask, "signals stay blocked"
     assert not bad, "\n".join(bad)
@@ -121,6 +130,11 @@ def _faults(session: Any) -> list[str]:
         found.append("cudaDeviceSynchronize would wait for ever")
     if session.express.reader:
         found.append("the cell is taken for ever")
+    slots, held = session._slots, [[] for _ in range(session._slots.count)]
+    if lost := sum(not slots.try_take(one) for one in held):
+        found.append(f"{lost} slots are lost")
+    for one in held:
+        slots.give_back(one)
     wire.call(m.Ping)
     if lost := wire.flow.sent - wire.flow.taken:
         found.append(f"{lost} credits are lost")
@@ -137,7 +151,7 @@ def test_the_place_of_an_interrupted_copy_is_its_own(
 ) -> None:
     session = connect(backend(device_options="latency=0.3"))
     if not short:
-        session.express = None
+        session.express = session.transfers._way._express = None
     first, second = (cudart.cudaMalloc(SIZE)[1] for _ in range(2))
     assert cudart.cudaDeviceSynchronize() == (0,)
 

@@ -102,6 +102,7 @@ GOLDEN = [
         f"95 68 1e 00 {DIGEST_HEX} 81a46e616d65a0",
     ),
     (m.COMMANDS, m.Reach(31, 256), "93 69 1f cd0100"),
+    (m.COMMANDS, m.Printed(32, 0), "93 6a 20 00"),
     (m.COMMANDS, m.Ping(14), "92 0e 0e"),
     (
         m.COMMANDS,

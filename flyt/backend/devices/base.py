@@ -23,15 +23,18 @@ Notification = Callable[[int], None]
 
 class Direct(NamedTuple):
     """How compiled code puts small work on a stream: the stream as a pointer, and addresses of
-    functions with the arguments and results of cuMemcpyAsync, cuMemsetD8Async, cuStreamQuery and
-    cuLaunchKernel. ``query`` is 0 where work is done when the call is back, ``launch`` where the
-    device runs no kernels."""
+    functions with the arguments and results of cuMemcpyAsync, cuMemsetD8Async, cuStreamQuery,
+    cuLaunchKernel, cuEventRecord and cuEventQuery. ``query``, ``record`` and ``reached`` are 0
+    where work is done when the call is back, else the device's events are addresses too;
+    ``launch`` is 0 where the device runs no kernels."""
 
     stream: int
     move: int
     fill: int
     query: int
     launch: int
+    record: int
+    reached: int
 
 
 Handle = Any

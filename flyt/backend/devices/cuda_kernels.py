@@ -121,6 +121,10 @@ class CudaKernels(Kernels):
         return int(_took(answer, "the occupancy of a function"))
 
     @cuda
+    def flush(self, event: Any) -> None:
+        self.runtime.eventSynchronize(event)
+
+    @cuda
     def launch(self, function: Handle, shape: Shape, stream: Any, params: int) -> None:
         if shape.attributes:
             answer = driver.cuLaunchKernelEx(_config(shape, stream), function, params, 0)

@@ -10,6 +10,14 @@ import logging
 from flyt.backend.devices.base import Direct
 
 DRIVER = "libcuda.so.1"
+NAMES = (
+    "cuMemcpyAsync",
+    "cuMemsetD8Async",
+    "cuStreamQuery",
+    "cuLaunchKernel",
+    "cuEventRecord",
+    "cuEventQuery",
+)
 
 log = logging.getLogger(__name__)
 
@@ -31,18 +39,12 @@ def direct(stream: int, devices: int) -> Direct | None:
 
 
 @functools.cache
-def _functions(library: str) -> tuple[int, int, int, int] | None:
-    """Addresses of the four functions; None where the driver lacks one."""
+def _functions(library: str) -> list[int] | None:
+    """Addresses of the functions; None where the driver lacks one."""
     try:
         driver = ctypes.CDLL(library)
-        found = (
-            driver.cuMemcpyAsync,
-            driver.cuMemsetD8Async,
-            driver.cuStreamQuery,
-            driver.cuLaunchKernel,
-        )
+        found = [getattr(driver, name) for name in NAMES]
     except (OSError, AttributeError) as exc:
         log.warning("small copies and launches take the long way: %s", exc)
         return None
-    move, fill, query, launch = (ctypes.cast(f, ctypes.c_void_p).value or 0 for f in found)
-    return move, fill, query, launch
+    return [ctypes.cast(f, ctypes.c_void_p).value or 0 for f in found]

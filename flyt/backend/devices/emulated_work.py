@@ -37,7 +37,7 @@ class EmulatedWork(EmulatedBase):
         plain = not options.faults and not options.latency and math.isinf(options.bandwidth)
         if library is None or not plain or self._stream(stream).destroyed:
             return None
-        return Direct(0, library.plain_move, library.plain_fill, 0, 0)
+        return Direct(0, library.plain_move, library.plain_fill, 0, 0, 0, 0)
 
     def copy_rows(
         self, destination: Row, source: Row, width: int, height: int, stream: Handle

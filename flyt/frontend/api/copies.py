@@ -143,8 +143,9 @@ def queue_of(session: Session, destination: Place, source: Place, asked: Stream 
 def finish(
     session: Session, destination: Place, source: Place, queue: Stream, *, wait: bool
 ) -> Answer:
-    """A synchronous copy from or to pinned memory is done at return."""
-    if wait and Space.PINNED in (destination.space, source.space):
+    """A synchronous copy from or to pinned memory is done at return; and what kernels have printed
+    is shown by each."""
+    if wait and (session.scheduler.prints or Space.PINNED in (destination.space, source.space)):
         session.scheduler.synchronize(queue)
     return ()
 

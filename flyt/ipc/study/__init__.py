@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The four questions about sharing, as experiments on the user's own machine: ``flyt ipc study``.
+"""Questions about sharing, as experiments on the user's own machine: ``flyt ipc study``.
 
-Written so far: what opening and closing costs, and what a crash leaves. Each result says which
-driver gave it; a question that has no experiment yet says so, and no result is ever filled in.
+What opening and closing costs; whether kernels use another process's memory as fast as their own;
+when one process sees what another has written; which allocator's memory can be exported by which
+call; what a crash leaves. Each experiment runs in a process of its own (`run`, `worker`) and yields
+rows; no result is ever filled in.
 """

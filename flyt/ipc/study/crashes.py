@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Question 4: one process of two dies, or frees, while the other uses the memory.
 
-The one that survives reads the bytes afterwards. What leaks once both are dead is told by the
-descriptors of this process and, on a GPU, by the memory in use there.
+The one that survives reads the bytes afterwards. What leaks once the other is dead and the memory
+is let go is told by the descriptors of this process and, on a GPU, by the memory in use there.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ import dataclasses
 import os
 import subprocess
 import sys
-from typing import Any
+import time
+from collections.abc import Callable, Iterator
 
 from flyt.errors import FlytError
 from flyt.ipc import sockets
 from flyt.ipc.connection import Connection
 from flyt.ipc.driver import get_driver
 from flyt.ipc.sharing import empty, recv, send
-from flyt.ipc.study.report import Answer
+from flyt.ipc.study.blocks import memory_in_use
+from flyt.ipc.study.report import Row
 
 SIZE = 4 << 20
 PATTERN = 0xA5
@@ -40,9 +42,21 @@ if end == "freed": del array; conn.close(); sys.exit(0)
 if end == "killed": os.kill(os.getpid(), signal.SIGKILL)
 if end == "aborted": os.abort()
 if end == "faulting": import ctypes; ctypes.memset(8, 0, 1)
+from flyt.ipc.study.crashes import FAULT
+from flyt.ipc.study.gpu import Gpu
+gpu = Gpu(FAULT)
+gpu.launch("fault", 1, 1, (8,))
+gpu.synchronize()
 """
 
+FAULT = 'extern "C" __global__ void fault(unsigned long long *at) { *at = 1; }'
+
 ENDS = ("killed", "aborted", "faulting", "freed")
+GPU_ENDS = (*ENDS, "kernel fault")
+"""The last is a kernel that writes where nothing is: it costs the process its context."""
+
+RETURN_LIMIT = 3.0
+"""Seconds until the memory of a process that has ended counts as free."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -51,21 +65,39 @@ class _Case:
     how: str
 
 
-def measure(like: str) -> Answer:
+def measure(like: str) -> Iterator[Row]:
     """Every way to go, for the exporter and for the importer."""
-    cases = [_Case(dies, how) for dies in ("exporter", "importer") for how in ENDS]
-    before = len(os.listdir("/proc/self/fd"))
-    rows = [_run(case, like) for case in cases]
-    leaked = len(os.listdir("/proc/self/fd")) - before
+    used = memory_in_use()
+    _run(_Case("exporter", "freed"), like)  # what is opened once is no leak
+    memory, before = used(), len(os.listdir("/proc/self/fd"))
+    for dies in ("exporter", "importer"):
+        for how in ENDS if memory is None else GPU_ENDS:
+            row = _run(_Case(dies, how), like)
+            row["descriptors_left"] = len(os.listdir("/proc/self/fd")) - before
+            row["device_bytes_left"] = None if memory is None else _left(used, memory)
+            yield row
+
+
+def _left(used: Callable[[], int | None], before: int) -> int:
+    """Bytes more than before, once they grow no less; others' work on the GPU counts too."""
+    deadline = time.monotonic() + RETURN_LIMIT
+    while (left := (used() or 0) - before) > 0 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+def verdict(rows: list[Row]) -> str:
+    """What the rows say."""
     intact = sum(row["bytes_intact"] for row in rows)
-    verdict = (
-        f"{get_driver().kind}: the survivor reads all bytes in {intact} of {len(rows)} cases; "
-        f"{leaked} descriptors are left once all are gone"
+    told = (
+        f"{rows[0]['driver']}: the survivor reads all bytes in {intact} of {len(rows)} cases; "
+        f"{rows[-1]['descriptors_left']} descriptors are left once all are gone"
     )
-    return Answer("crashes", verdict, rows)
+    left = rows[-1]["device_bytes_left"]
+    return told if left is None else f"{told}, {left >> 20} MiB of device memory"
 
 
-def _run(case: _Case, like: str) -> dict[str, Any]:
+def _run(case: _Case, like: str) -> Row:
     ours, theirs = sockets.pair()
     arguments = [str(theirs.fileno()), case.dies, case.how, like, str(SIZE), str(PATTERN)]
     with theirs:

@@ -49,6 +49,8 @@ _QUICK = {
         (_ADDRESS, *[_U64] * 3, ctypes.c_int64, ctypes.c_int, _U64, ctypes.c_int, _U64),
     ),
     "flyt_express_fill": (ctypes.c_int64, (_ADDRESS, *[_U64] * 3, ctypes.c_int64)),
+    "flyt_express_part": (ctypes.c_int64, (_ADDRESS, *[_U64] * 4, _ADDRESS)),
+    "flyt_express_state": (ctypes.c_int, (_ADDRESS, _U64)),
     "flyt_express_kernel_size": (ctypes.c_size_t, ()),
     "flyt_express_launch": (
         ctypes.c_int64,
@@ -108,6 +110,8 @@ class Native:
         self.express_in = quick.flyt_express_in
         self.express_out = quick.flyt_express_out
         self.express_fill = quick.flyt_express_fill
+        self.express_part = quick.flyt_express_part
+        self.express_state = quick.flyt_express_state
         self.express_kernel_size = int(quick.flyt_express_kernel_size())
         self.express_launch = quick.flyt_express_launch
         self.express_sync = quick.flyt_express_sync

@@ -51,6 +51,11 @@ static int is_answered(const express_t *e, uint64_t id) {
     return 0;
 }
 
+// The same for who does not know whether Python has been told: then it is Python's to say, -1.
+int flyt_express_state(const express_t *e, uint64_t id) {
+    return is_answered(e, id) ? 1 : e->base && id >= e->base ? 0 : -1;
+}
+
 static void tell(express_t *e, uint64_t id) {
     row_t *last = e->rows ? &e->row[e->rows - 1] : NULL;
     if (is_noted(e, id))
@@ -294,6 +299,20 @@ int64_t flyt_express_out(express_t *e, uint64_t host, uint64_t address, uint64_t
     }
     memcpy((void *)host, e->cell, size);
     return 0;
+}
+
+// A part of a longer copy, from its slot in the window to checked device memory: posted. `sent` gets the command's
+// number: whose slot it is until it is answered.
+int64_t flyt_express_part(express_t *e, uint64_t address, uint64_t index, uint64_t size, uint64_t stream,
+                          uint64_t *sent) {
+    if (!flyt_is_ready(e))
+        return ELSEWHERE;
+    command_t c = {COPY_IN, address, index, size, stream, index, 1};
+    int64_t asleep = publish(e, &c);
+    if (asleep < 0)
+        return ELSEWHERE;
+    *sent = e->last_id;
+    return flyt_posted(e, asleep);
 }
 
 // cudaMemsetAsync of device memory.

@@ -15,18 +15,20 @@
 #include "ring.h"
 #include "words.h"
 
-enum { IDLE, LOOK, OTHER, KICK, BUSY }; // why it returns; BUSY never leaves this file
-enum { BLOCKS = 64, SEGMENTS = 16, STREAMS = 16, FUNCTIONS = 64, ENTRY = 128 };
+enum { IDLE, LOOK, OTHER, KICK, LATE, BUSY }; // why it returns; BUSY never leaves this file
+enum { BLOCKS = 64, SEGMENTS = 16, STREAMS = 16, MARKS = 16, FUNCTIONS = 64, ENTRY = 128 };
 
 #define BATCH 32      // answered together at most: the client has as many credits back by then
-#define BRIEF 65536   // bytes: what is larger shares its answer with nothing, and is waited for longer
+#define BRIEF 65536   // bytes: what is larger is waited for longer, with a mark of its own behind it
 #define NOT_READY 600 // CUDA_ERROR_NOT_READY
 
-// A device's own functions, in the form of cuMemcpyAsync, cuMemsetD8Async, cuStreamQuery and cuLaunchKernel: 0 is
-// success.
+// A device's own functions, in the form of cuMemcpyAsync, cuMemsetD8Async, cuStreamQuery, cuEventRecord, cuEventQuery
+// and cuLaunchKernel: 0 is success.
 typedef int (*move_t)(uint64_t to, uint64_t from, size_t size, void *stream);
 typedef int (*fill_t)(uint64_t at, unsigned char value, size_t size, void *stream);
 typedef int (*query_t)(void *stream);
+typedef int (*record_t)(void *event, void *stream);
+typedef int (*reached_t)(void *event);
 typedef int (*launch_t)(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                         unsigned block_y, unsigned block_z, unsigned shared, void *stream, void **params, void **extra);
 
@@ -62,7 +64,13 @@ typedef struct {
     uint64_t first;                                // from this number on,
     uint64_t stream;                               // on this stream
     uint64_t taken, moved, woken;
-    uint64_t slow; // whether what was taken is one large copy or fill
+    uint64_t slow; // whether what was taken began with a large copy or fill: each has a mark then
+    uint32_t marks, oldest; // events of a device, in turns; without any, large ones are done one at a time
+    uint64_t marked;        // the device that they are of
+    uint64_t since;         // when something was answered last, or the first of what is under way was begun
+    record_t record;
+    reached_t reached;
+    void *mark[MARKS];
     range_t block[BLOCKS], segment[SEGMENTS]; // segments by index into the window
     stream_t queue[STREAMS];
     function_t function[FUNCTIONS];
@@ -187,7 +195,13 @@ static int issue(const command_t *c) {
     return s->move(c->to, c->from, c->size, s->handle);
 }
 
-static void take(plain_t *p, const command_t *c) {
+// The marks that commands on a stream may have.
+static uint32_t marks_of(const plain_t *p, const stream_t *s) {
+    return s->device == p->marked ? p->marks : 0;
+}
+
+// Note that a command was begun. 0, or what the device says of its mark.
+static int take(plain_t *p, const command_t *c) {
     flyt_ring_take(p->commands, p->commands_read);
     p->taken++;
     if (c->code != FILL)
@@ -196,50 +210,75 @@ static void take(plain_t *p, const command_t *c) {
         p->first = c->id;
         p->stream = c->stream->number;
         p->slow = c->size > BRIEF;
+        p->oldest = 0;
+        p->since = now_ns();
         p->launches = 0;
     }
     p->launches += c->code == LAUNCH;
+    uint32_t marks = p->slow ? marks_of(p, c->stream) : 0;
+    return marks ? p->record(p->mark[(p->oldest + p->count - 1) % marks], c->stream->handle) : 0;
 }
 
-// Answer all that was taken. LOOK on success, KICK where the client has to be woken, OTHER where its ring is damaged.
-static int answer(plain_t *p) {
+// Answer the first so many of what was taken. LOOK on success, KICK where the client has to be woken, OTHER where its
+// ring is damaged.
+static int answer(plain_t *p, uint32_t count) {
     char message[WORDS_BYTES];
-    uint64_t words[] = {DONE, p->taken, p->first, p->count};
+    uint64_t words[] = {DONE, p->taken, p->first, count};
     int64_t asleep = flyt_ring_write(p->replies, p->replies_written, p->reply_places, ENTRY, message,
                                      pack(message, words, 4));
     if (asleep < 0)
         return OTHER;
-    p->count = 0;
+    p->count -= count;
+    p->first += count;
+    p->oldest += count;
+    p->since = now_ns();
     if (asleep == 0 || (uint64_t)asleep == p->woken)
         return LOOK;
     p->woken = (uint64_t)asleep;
     return KICK;
 }
 
-// Answer what was taken, if the device is done with it. LOOK on success; else BUSY, or what to return.
+// Answer what was taken, as far as the device is done with it. LOOK on success; else BUSY, or what to return.
 static int finish(plain_t *p) {
     const stream_t *s = stream_of(p, p->stream);
-    int code = s->query ? s->query(s->handle) : 0;
-    if (code)
+    uint32_t done = p->count, marks = p->slow ? marks_of(p, s) : 0;
+    int code = 0;
+    if (marks)
+        for (done = 0; done < p->count && !(code = p->reached(p->mark[(p->oldest + done) % marks])); done++)
+            continue;
+    else if (s->query && (code = s->query(s->handle)))
+        done = 0;
+    if (!done)
         return code == NOT_READY ? BUSY : OTHER;
-    return answer(p);
+    return answer(p, done);
 }
 
-// Whether it may be answered together with those that were taken before: a copy behind kernels may, but none waits for a
-// kernel behind it.
+// Whether it comes next on the stream of those that were taken before.
+static int follows(const plain_t *p, const command_t *c) {
+    return c->stream->number == p->stream && c->id == p->first + p->count;
+}
+
+// Whether there is room for it among them, and for its answer: those of a row with marks may all be apart. A copy behind
+// kernels may be answered with them, but none waits for a kernel behind it.
 static int joins(const plain_t *p, const command_t *c) {
-    return c->stream->number == p->stream && c->id == p->first + p->count && p->count < BATCH && !p->slow &&
-           c->size <= BRIEF && (c->code != LAUNCH || p->launches == p->count);
+    if (!p->slow)
+        return p->count < BATCH && c->size <= BRIEF && (c->code != LAUNCH || p->launches == p->count);
+    return c->code != LAUNCH && p->count < marks_of(p, c->stream) &&
+           flyt_ring_room(p->replies, p->replies_written, p->reply_places) > (int64_t)p->count;
 }
 
 // Whether Python has to put it beside what is under way, which may take long; else it waits for that.
 static int overtakes(const plain_t *p, const command_t *c) {
-    return p->slow || (p->launches && c->stream->number != p->stream);
+    if (p->slow) // a row with marks goes on when some of it is done
+        return !(follows(p, c) && c->code != LAUNCH && marks_of(p, c->stream));
+    return p->launches && c->stream->number != p->stream;
 }
 
-// Serve plain commands until none has come for `linger` ns (IDLE), or for `most` ns, `longest` with a large one under
-// way (LOOK). Also returns for any other command, any at all behind a large one, and one of another stream behind a
-// launch (OTHER), and where the client sleeps and has an answer (KICK). What `count` then says was taken here, and neither finished nor answered: it is the caller's.
+// Serve plain commands until none has come for `linger` ns (IDLE), or for `most` ns (LOOK). Also returns for any other
+// command, for any that can't be in a row with a large one under way, and for one of another stream behind a launch
+// (OTHER); where a large one takes `longest` ns (LATE); and where the client sleeps and has an answer (KICK). What
+// `count` then says was taken here, and neither finished nor answered. It is the caller's; or, if marks are behind it
+// all and nothing else is done meanwhile, the next call's.
 int flyt_plain_serve(plain_t *p, uint64_t linger, uint64_t most, uint64_t longest, int yield) {
     unsigned char bytes[ENTRY];
     command_t c = {0};
@@ -248,7 +287,9 @@ int flyt_plain_serve(plain_t *p, uint64_t linger, uint64_t most, uint64_t longes
         if (turn % 16 == 0) {
             uint64_t now = now_ns();
             last = last ? last : now;
-            if (now - begun >= (p->count && p->slow ? longest : most))
+            if (p->count && p->slow && now - p->since >= longest)
+                return LATE;
+            if (now - begun >= most && !(p->count && p->slow && !marks_of(p, stream_of(p, p->stream))))
                 return LOOK;
             if (!p->count && now - last >= linger)
                 return IDLE;
@@ -256,12 +297,12 @@ int flyt_plain_serve(plain_t *p, uint64_t linger, uint64_t most, uint64_t longes
         int64_t length =
             flyt_ring_peek(p->commands, p->commands_read, p->command_places, ENTRY, (char *)bytes);
         int plain = length >= 0 && is_plain(p, bytes, length, &c);
-        if (plain && (!p->count || joins(p, &c))) {
+        int next = plain && p->count && follows(p, &c);
+        if (plain && (!p->count || (next && joins(p, &c)))) {
             if (!p->count && flyt_ring_room(p->replies, p->replies_written, p->reply_places) <= 0)
                 return OTHER;
-            if (issue(&c))
+            if (issue(&c) || take(p, &c))
                 return OTHER;
-            take(p, &c);
             continue;
         }
         int is_other = length != EMPTY && !plain;

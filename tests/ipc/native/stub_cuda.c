@@ -51,7 +51,7 @@ int cuInit(unsigned flags) { return flags ? INVALID : 0; }
 int cuDriverGetVersion(int *v) { return *v = 13000, 0; }
 int cuDeviceGetCount(int *n) { return *n = DEVICES, 0; }
 int cuDeviceGet(int *d, int n) { return n < 0 || n >= DEVICES ? INVALID_DEVICE : (*d = n, 0); }
-int cuDeviceGetAttribute(int *value, int attribute, int device)
+__attribute__((weak)) int cuDeviceGetAttribute(int *value, int attribute, int device)
 {
     note("attribute %d of %d", attribute, device);
     return *value = 1, 0;
@@ -71,8 +71,8 @@ int cuDeviceCanAccessPeer(int *can, int device, int peer)
 int cuDevicePrimaryCtxRetain(u64 *context, int device) { return *context = 0x1000 + device, 0; }
 int cuCtxPushCurrent_v2(u64 context) { return current = context, 0; }
 int cuCtxPopCurrent_v2(u64 *context) { return *context = current, current = 0, 0; }
-int cuCtxSynchronize(void) { return note("synchronize %llx", current), current ? 0 : INVALID_CONTEXT; }
-int cuStreamSynchronize(u64 stream)
+__attribute__((weak)) int cuCtxSynchronize(void) { return note("synchronize %llx", current), current ? 0 : INVALID_CONTEXT; }
+__attribute__((weak)) int cuStreamSynchronize(u64 stream)
 {
     return note("synchronize stream %llu", stream), current ? 0 : INVALID_CONTEXT;
 }
@@ -81,7 +81,7 @@ int cuMemGetAllocationGranularity(size_t *size, const Prop *prop, int option)
     return prop->location_id >= DEVICES ? INVALID_DEVICE : (*size = option ? 2 << 20 : GRAIN, 0);
 }
 
-int cuMemCreate(u64 *handle, size_t size, const Prop *prop, u64 flags)
+__attribute__((weak)) int cuMemCreate(u64 *handle, size_t size, const Prop *prop, u64 flags)
 {
     note("create %zu on %d", size, prop->location_id);
     const char *limit = getenv("STUB_MEMORY");
@@ -117,7 +117,7 @@ int cuMemAddressFree(u64 address, size_t size)
 {
     return note("unreserve %zu", size), munmap((void *)address, size) ? INVALID : 0;
 }
-int cuMemMap(u64 address, size_t size, size_t offset, u64 handle, u64 flags)
+__attribute__((weak)) int cuMemMap(u64 address, size_t size, size_t offset, u64 handle, u64 flags)
 {
     struct stat state;
     note("map %zu", size);
@@ -141,13 +141,13 @@ int cuMemSetAccess(u64 address, size_t size, const Access *access, size_t count)
     }
     return mprotect((void *)address, size, access->flags) ? INVALID : 0; /* 1 and 3 are PROT_'s */
 }
-int cuMemExportToShareableHandle(void *out, u64 handle, int type, u64 flags)
+__attribute__((weak)) int cuMemExportToShareableHandle(void *out, u64 handle, int type, u64 flags)
 {
     note("export");
     int fd = type == 1 && !flags ? dup((int)handle - 1000) : -1; /* not closed on exec */
     return fd < 0 ? INVALID : (*(int *)out = fd, 0);
 }
-int cuMemImportFromShareableHandle(u64 *handle, void *os_handle, int type)
+__attribute__((weak)) int cuMemImportFromShareableHandle(u64 *handle, void *os_handle, int type)
 {
     note("import");
     int fd = type == 1 ? fcntl((int)(intptr_t)os_handle, F_DUPFD_CLOEXEC, 0) : -1;
@@ -169,11 +169,11 @@ int cuMemGetAllocationPropertiesFromHandle(Prop *prop, u64 handle)
     prop->location_id = digits[9 + 2 * 15 + 1] - '0'; /* the UUID's last digit, in hexadecimal */
     return 0;
 }
-int cuEventCreate(u64 *event, unsigned flags)
+__attribute__((weak)) int cuEventCreate(u64 *event, unsigned flags)
 {
     return note("event %u in %llx", flags, current), *event = 0x77, current ? 0 : INVALID_CONTEXT;
 }
-int cuEventRecord(u64 event, u64 stream) { return note("record %llx on %llu", event, stream), 0; }
+__attribute__((weak)) int cuEventRecord(u64 event, u64 stream) { return note("record %llx on %llu", event, stream), 0; }
 int cuEventDestroy_v2(u64 event) { return note("destroy %llx", event), 0; }
 int cuIpcGetEventHandle(char *handle, u64 event)
 {
