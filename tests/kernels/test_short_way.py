@@ -164,6 +164,21 @@ def test_both_ways_answer_alike(
     assert outcomes[0] == outcomes[1]
 
 
+def test_a_limit_that_was_changed_is_kept(module: flyt.RawModule, cells: int) -> None:
+    tell = module.get_function("tell")
+    most = tell.max_dynamic_shared_size_bytes
+    tell(1, 1, (cells,), shared_mem=2000)
+    try:
+        tell.max_dynamic_shared_size_bytes = 1000
+        with pytest.raises(flyt.DeviceError) as caught:
+            tell(1, 1, (cells,), shared_mem=2000)
+        assert caught.value.code == INVALID_VALUE
+    finally:
+        tell.max_dynamic_shared_size_bytes = most
+    tell(1, 1, (cells,), shared_mem=3000)
+    assert read(cells, 8, np.uint32)[6] == 3000
+
+
 def test_parameters_that_no_place_of_the_ring_holds(module: flyt.RawModule, cells: int) -> None:
     many = module.get_function("many")
     for n in range(20):

@@ -386,7 +386,7 @@ def test_who_is_waited_for_is_done(
     backend: Callable[..., Any], connect: Callable[..., flyt.Session], flags: int
 ) -> None:
     """The default stream also waits for blocking ones, a stream for itself, a device for all."""
-    connect(backend(device_options="latency=0.2"))
+    session = connect(backend(device_options="latency=0.2"))
     stream = cudart.cudaStreamCreateWithFlags(flags)[1]
     device, pinned = cudart.cudaMalloc(SIZE)[1], flyt.pinned_empty(SIZE, np.uint8)
     pinned[:] = 0
@@ -404,6 +404,8 @@ def test_who_is_waited_for_is_done(
     assert cudart.cudaStreamDestroy(stream) == (0,)
     assert cudart.cudaDeviceSynchronize() == (0,)
     assert (pinned == 2).all()
+    assert cudart.cudaDeviceSynchronize() == (0,)
+    assert not session.scheduler.table.has_dying, "kept for ever"
 
 
 @pytest.mark.emulated_only(reason="an injected fault")

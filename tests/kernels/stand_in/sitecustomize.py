@@ -103,6 +103,9 @@ class StandIn(Kernels):
     def facts(self, function: int) -> FunctionFacts:
         return FunctionFacts(ATTRIBUTES, places(KERNELS[NAMES[function - 1]][1]))
 
+    def set_attribute(self, function: int, attribute: int, value: int) -> None:
+        ATTRIBUTES[attribute] = value
+
     def launch(self, function: int, shape: Shape, stream: Any, params: int) -> None:
         numbers = (*shape.grid, *shape.block, shape.shared)
         layout = places(KERNELS[NAMES[function - 1]][1])
