@@ -33,7 +33,7 @@ FEW_THREADS = 4
 threads of the Xeon, at 62 when streamed. On the EPYC's two cores streaming won there too."""
 STEP = 256 * MIB
 """After so many bytes a Ctrl-C gets its turn: nothing interrupts the compiled library."""
-SPIN_NS = 1_000_000
+SPIN_NS = 100_000
 """Idle threads look for the next slot of the same copy for so long, where cores are to spare."""
 CORES_TO_SPIN = 8
 

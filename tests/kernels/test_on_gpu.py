@@ -374,7 +374,7 @@ def test_new_memory_is_clear_for_a_kernel_on_another_stream(module: flyt.RawModu
         assert not flyt.cudaFreeAsync(address, 0)[0]
 
 
-PRINTING = """
+PRINTING = r"""
 import sys
 import numpy as np
 import flyt, flyt as cudart
