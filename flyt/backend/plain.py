@@ -203,17 +203,18 @@ class PlainCommands:
         return self._wire.spin(seconds) if serve is None else self._run(serve, seconds) != IDLE
 
     def take(self) -> bool:
-        """Serve what is plain and has come already; whether there was anything. Who was just woken
-        has all its Python yet to be fetched into the caches, and the loop is small.
+        """Serve what is plain and has come already; whether nothing else is in the ring. Who was
+        just woken has all its Python yet to be fetched into the caches, and the loop is small.
 
         Raises
         ------
         ProtocolError
         """
-        serve, before = self._ready(), self._answers.taken
-        if serve is not None:
-            self._run(serve, 0.0)
-        return self._answers.taken != before
+        serve = self._ready()
+        if serve is None or self._run(serve, 0.0) not in (IDLE, LOOK):
+            return False
+        self._wire.glance()
+        return True
 
     def _ready(self) -> Callable[..., int] | None:
         """The loop, if it may run now."""

@@ -175,10 +175,11 @@ class Session(threading.Thread):
     def _serve(self, rest: Resting, wire: Wire, line: Line, answers: Answers) -> None:
         while True:
             try:
-                told = self.holdings.told
+                told, taken = self.holdings.told, answers.taken
                 if line.held is not None:
                     line.held = self.execute(line.held)
-                took = self._take_commands(wire, line, answers)
+                self._take_commands(wire, line, answers)
+                took = answers.taken != taken
                 if self._inbox or rest.has_slept:
                     rest.has_slept = False
                     took = self._inbox.run() or took
@@ -199,19 +200,18 @@ class Session(threading.Thread):
             except ProtocolError as exc:
                 self._protocol_error(0, exc)
 
-    def _take_commands(self, wire: Wire, line: Line, answers: Answers) -> bool:
-        """Take what has come, up to a turn's share; whether there was anything."""
+    def _take_commands(self, wire: Wire, line: Line, answers: Answers) -> None:
+        """Take what has come, up to a turn's share."""
         if not wire.has_rings:
             wire.look_for_end()
-        took = line.is_empty and self.plain is not None and self.plain.take()
-        for taken in range(_MESSAGES_A_TURN):
-            if (frames := line.next()) is None:
-                return took or taken > 0
+        all_is_plain = line.is_empty and self.plain is not None and self.plain.take()
+        for _ in range(_MESSAGES_A_TURN):
+            if all_is_plain or (frames := line.next()) is None:
+                return
             answers.take()
             line.held = self.execute(frames) or line.held
             if self.holdings.has_news or not (line or wire.may_have_more):
-                return True
-        return True
+                return
 
     def _patience_ms(self) -> int | None:
         """How long to sleep at most: for ever once the client has attached."""

@@ -149,8 +149,7 @@ class Wire:
         if commands is None:
             return self._from_socket()
         if not self._announced_at:
-            if time.monotonic() >= self._look_at:
-                self._look()
+            self.glance()
             try:
                 entry = commands.read()  # after the socket: what is announced is seen to be
             except RingDamaged as exc:
@@ -167,6 +166,11 @@ class Wire:
         elif time.monotonic() > self._announced_at + ANNOUNCED_SECONDS:
             raise ProtocolError("the client announced a command in the ring and did not send it")
         return frames
+
+    def glance(self) -> None:
+        """At the socket, if that is due: for who took what is in the ring without `receive`."""
+        if time.monotonic() >= self._look_at:
+            self._look()
 
     @property
     def may_have_more(self) -> bool:

@@ -74,7 +74,7 @@ class Link(ctypes.Structure):
         *_words("last_id", "sent", "taken", "credits", "woken"),
         *_words("news", "base", "first", "count", "rows", "heard", "posts", "calls"),
         *_words("staged_in", "staged_out", "pinned_in", "pinned_out"),
-        *_words("asleep", "since", "looked"),
+        *_words("asleep", "since", "looked", "patience", "yields"),
         *_words("ring", "ring_index", "ring_size", "head", "tail", "holds", "freed"),
         *_words("cell", "cell_index", "cell_size", "reader", "owner"),
         *_words("blocks", "block_count", "block_room"),
@@ -141,6 +141,7 @@ class ExpressLink:
         self._heard, self._answered = native.express_heard, native.express_answered
         self.hold_ns = int(min(HOLD_SECONDS, spin_seconds()) * 1e9)
         self.polite = int(is_polite())
+        link.patience, link.yields = self.hold_ns, self.polite
         self._streams: StreamTable | None = None
         self._counts: Statistics | None = None
         self._ended = False

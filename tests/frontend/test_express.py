@@ -27,7 +27,7 @@ from flyt.frontend.express_link import (
 from flyt.frontend.plain_kernel import Fields, PlainKernel
 from flyt.rpc import messages as m
 from flyt.shm import layout, memory, ring
-from flyt.shm.native import native
+from flyt.shm.native import LIBRARY, native
 from flyt.shm.ring import RingReader, RingWriter, backend_rings, frontend_rings
 
 pytestmark = pytest.mark.skipif(
@@ -287,6 +287,37 @@ def test_credits_come_back_with_answers(ends: Ends) -> None:
     assert [ends.fill() for _ in range(3)] == [0, 0, ELSEWHERE]
     ends.say(m.Done(1, 1, 1))
     assert [ends.fill() for _ in range(2)] == [0, ELSEWHERE]
+
+
+@pytest.mark.parametrize("what", ["credits", "notes", "bytes"])
+def test_a_post_waits_a_while_for_its_place(ends: Ends, what: str) -> None:
+    """An answer that comes meanwhile makes room; without one it goes the general way."""
+    size = 64
+    if what == "credits":
+        ends.link.credits = 2
+    else:
+        ends.link.credits = 1 << 20
+        size = 64 if what == "notes" else ends.link.ring_size // 16
+    posts = 0
+    while ends.into(ends.host, size) != ELSEWHERE:
+        assert ends.commands.read(), "it is the worker's, and has left its place"
+        posts += 1
+    ends.link.patience = LONG
+    without_gil = ctypes.CDLL(str(LIBRARY)).flyt_express_in
+    without_gil.restype = ctypes.c_int64
+    without_gil.argtypes = ends.library.express_in.argtypes
+    timer = threading.Timer(0.05, ends.say, [m.Done(posts, 1, posts)])
+    timer.start()
+    said = without_gil(ends.at, BLOCK, ends.host, size, OF_MEMORY, 0, 0, 1)
+    timer.join()
+    assert said in (0, LOOK)
+    assert ends.link.sent == posts + 1
+    ends.link.patience = MOMENT
+    while (said := ends.into(ends.host, size)) != ELSEWHERE:
+        assert said in (0, LOOK)
+    ends.link.patience = LONG
+    ends.say(m.Result(posts + 1, 1, posts + 1, (), "no"))
+    assert ends.into(ends.host, size) == ELSEWHERE, "that is Python's to read, so at once"
 
 
 def test_damaged_rings_are_left(ends: Ends) -> None:

@@ -40,6 +40,7 @@ typedef struct {
     uint64_t staged_in, staged_out, pinned_in, pinned_out;
     uint64_t asleep;        // of SENT: the sleep of who has to be woken
     uint64_t since, looked; // posts since the last look at the connection, and when that was
+    uint64_t patience, yields; // ns that a post waits for a place at most, and whether it gives way meanwhile
     // Staging: a ring of bytes for copies to the device, a cell for copies to the host.
     char *ring;
     uint64_t ring_index, ring_size, head, tail, holds, freed; // positions and counts go on for ever
