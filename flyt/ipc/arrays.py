@@ -211,8 +211,8 @@ def adapter(library: str) -> Adapter:
 def adapter_for(array: object) -> tuple[Adapter, Any]:
     """The adapter of an array's library, and the array as that library's own."""
     for library in ("numpy", "torch", "cupy"):  # none is imported for the asking
-        if library in sys.modules and adapter(library).takes(array):
-            return adapter(library), array
+        if library in sys.modules and (own := adapter(library)).takes(array):
+            return own, array
     if hasattr(array, "__cuda_array_interface__"):
         return adapter("cupy"), adapter("cupy").view(array)  # type: ignore[attr-defined]
     if hasattr(array, "__array_interface__"):

@@ -140,11 +140,11 @@ class Connection:
             raise SharingError(f"the sender gives nothing for this token: {answer.reason}")
         return answer, fds
 
-    def _drop_export(self, ident: int) -> bool:
+    def _drop_export(self, ident: int) -> None:
         with self._changed:
             out = self._exports.pop(ident, None)
             self._changed.notify_all()
-        return out is not None
+        del out  # outside: what dies here may take locks of its own
 
     # --- in ------------------------------------------------------------------------------------
 
@@ -193,9 +193,12 @@ class Connection:
     def _take_release(self, message: Release) -> None:
         with self._changed:  # one that has ended meanwhile is of no use
             self._mapped_keys.update(self._shared_keys.intersection(message.mapped))
-        for ident in message.ids:
-            if not self._drop_export(ident):
-                raise ProtocolError(f"the peer releases share {ident}, which it does not hold")
+            dropped = [self._exports.pop(ident, None) for ident in message.ids]
+            self._changed.notify_all()
+        if None in dropped:
+            ident = message.ids[dropped.index(None)]
+            raise ProtocolError(f"the peer releases share {ident}, which it does not hold")
+        dropped.clear()  # outside: what dies here may take locks of its own
         self._maybe_finish()
 
     def _take_share(self, share: Share, fds: tuple[int, ...]) -> None:
