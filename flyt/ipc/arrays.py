@@ -8,11 +8,11 @@ driver's memory.
 from __future__ import annotations
 
 import abc
-import dataclasses
+import functools
 import math
 import sys
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -22,8 +22,7 @@ from flyt.ipc.dtypes import ITEMSIZES, NUMPY_NAMES
 from flyt.ipc.messages import Layout
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Described:
+class Described(NamedTuple):
     """An array as addresses and byte counts, before it is known which block it lies in."""
 
     start: int
@@ -98,8 +97,13 @@ def span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tup
     """Bytes before the first element and from there to the end of the last; (0, 0) if empty."""
     if 0 in shape:
         return 0, 0
-    steps = [(n - 1) * step for n, step in zip(shape, strides, strict=True)]
-    return -sum(s for s in steps if s < 0), sum(s for s in steps if s > 0) + itemsize
+    before, after = 0, itemsize
+    for n, step in zip(shape, strides, strict=True):
+        if step < 0:
+            before -= (n - 1) * step
+        else:
+            after += (n - 1) * step
+    return before, after
 
 
 def packed_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
@@ -119,6 +123,12 @@ def packed_layout(library: str, dtype: str, shape: tuple[int, ...]) -> Layout:
     return Layout(library, dtype, shape, packed_strides(shape, ITEMSIZES[dtype]), 0, extent, 0)
 
 
+@functools.lru_cache(64)
+def _numpy_name(dtype: np.dtype[Any]) -> str | None:
+    """An element type's name on the wire, if it has one: NumPy takes long to tell."""
+    return dtype.name if dtype.name in NUMPY_NAMES and dtype.isnative else None
+
+
 class NumpyAdapter(Adapter):
     """NumPy arrays, and what NumPy views without a copy (DLPack, ``__array_interface__``)."""
 
@@ -130,8 +140,8 @@ class NumpyAdapter(Adapter):
     def describe(self, array: np.ndarray[Any, Any]) -> Described:
         if type(array) is not np.ndarray:
             raise SharingError(f"{type(array).__name__} is a subclass of ndarray: send its .view()")
-        name = array.dtype.name
-        if name not in NUMPY_NAMES or not array.dtype.isnative:
+        name = _numpy_name(array.dtype)
+        if name is None:
             raise SharingError(
                 f"elements of type {array.dtype!r} can't cross: only plain native numbers and bool"
             )
@@ -201,8 +211,8 @@ def adapter(library: str) -> Adapter:
 def adapter_for(array: object) -> tuple[Adapter, Any]:
     """The adapter of an array's library, and the array as that library's own."""
     for library in ("numpy", "torch", "cupy"):  # none is imported for the asking
-        if library in sys.modules and adapter(library).takes(array):
-            return adapter(library), array
+        if library in sys.modules and (own := adapter(library)).takes(array):
+            return own, array
     if hasattr(array, "__cuda_array_interface__"):
         return adapter("cupy"), adapter("cupy").view(array)  # type: ignore[attr-defined]
     if hasattr(array, "__array_interface__"):

@@ -77,7 +77,7 @@ class Connection:
     ) -> None:
         self._sock = socket.socket(fileno=sock) if isinstance(sock, int) else sock
         self._inbox = Inbox()
-        self._changed = self._inbox.changed
+        self._lock, self._changed = self._inbox.lock, self._inbox.changed
         self._greeted = False
         self._closed = False
         self._said_bye = False
@@ -91,7 +91,7 @@ class Connection:
             self._kind = get_driver().kind
             os.set_inheritable(self._sock.fileno(), False)
             self._link = Link(self._sock, self)
-            self.holdings = Holdings(self._changed, self._link.note)
+            self.holdings = Holdings(self._lock, self._changed, self._link.note)
             self._link.send(Hello(VERSION, self._kind), (), TIMEOUT)
         except BaseException:
             self._sock.close()
@@ -103,7 +103,7 @@ class Connection:
 
     def share(self, out: Outgoing, timeout: float = TIMEOUT) -> None:
         """Send one array; it is kept until the peer lets go of it."""
-        with self._changed:
+        with self._lock:
             self._check_open()
             share, fds = self._export(out, b"")
         try:
@@ -118,7 +118,7 @@ class Connection:
         Its message, and the descriptors that go with it: none for a block that the peer has mapped.
         """
         ident, fds = next(self._ids), out.fds
-        with self._changed:
+        with self._lock:
             self._exports[ident] = out
             if out.block is not None:
                 self._shared_keys.add(out.block.key)
@@ -140,11 +140,11 @@ class Connection:
             raise SharingError(f"the sender gives nothing for this token: {answer.reason}")
         return answer, fds
 
-    def _drop_export(self, ident: int) -> bool:
+    def _drop_export(self, ident: int) -> None:
         with self._changed:
             out = self._exports.pop(ident, None)
             self._changed.notify_all()
-        return out is not None
+        del out  # outside: what dies here may take locks of its own
 
     # --- in ------------------------------------------------------------------------------------
 
@@ -193,9 +193,12 @@ class Connection:
     def _take_release(self, message: Release) -> None:
         with self._changed:  # one that has ended meanwhile is of no use
             self._mapped_keys.update(self._shared_keys.intersection(message.mapped))
-        for ident in message.ids:
-            if not self._drop_export(ident):
-                raise ProtocolError(f"the peer releases share {ident}, which it does not hold")
+            dropped = [self._exports.pop(ident, None) for ident in message.ids]
+            self._changed.notify_all()
+        if None in dropped:
+            ident = message.ids[dropped.index(None)]
+            raise ProtocolError(f"the peer releases share {ident}, which it does not hold")
+        dropped.clear()  # outside: what dies here may take locks of its own
         self._maybe_finish()
 
     def _take_share(self, share: Share, fds: tuple[int, ...]) -> None:

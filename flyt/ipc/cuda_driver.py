@@ -89,6 +89,9 @@ class CudaDriver(Driver):
 
     def _context(self, device: int) -> Any:
         """The device's primary context, retained for the life of the process."""
+        known = self._contexts.get(device)
+        if known is not None:
+            return known
         with self._lock:
             if device not in self._contexts:
                 handle = _call(cu.cuDeviceGet, device)
@@ -100,7 +103,11 @@ class CudaDriver(Driver):
 
     @contextlib.contextmanager
     def _on(self, device: int) -> Iterator[None]:
-        _call(cu.cuCtxPushCurrent, self._context(device))
+        context = self._context(device)
+        if _call(cu.cuCtxGetCurrent) == context:  # as it mostly is
+            yield
+            return
+        _call(cu.cuCtxPushCurrent, context)
         try:
             yield
         finally:

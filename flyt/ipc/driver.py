@@ -142,6 +142,8 @@ def get_driver() -> Driver:
 
     Nothing is emulated in silence: without a GPU and without a choice this is an error.
     """
+    if _Chosen.driver is not None:
+        return _Chosen.driver
     with _Chosen.lock:
         if _Chosen.driver is None:
             _Chosen.driver = _by_name(os.environ.get(DRIVER_VARIABLE, "cuda"))

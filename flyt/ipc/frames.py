@@ -58,12 +58,15 @@ def encode(message: dict[str, Any]) -> bytes:
 
 def send(sock: socket.socket, frame: bytes, fds: tuple[int, ...] = ()) -> None:
     """Send one whole frame, or raise (BlockingIOError when the peer's queue is full)."""
-    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    sock.sendmsg([frame], ancillary, _SEND)
+    if fds:
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
+        sock.sendmsg([frame], [rights], _SEND)
+    else:
+        sock.send(frame, _SEND)
 
 
-def receive(sock: socket.socket) -> tuple[dict[str, Any], tuple[int, ...]] | None:
-    """Receive one frame: its map, and descriptors that are the caller's to close.
+def receive(sock: socket.socket) -> tuple[bytes, tuple[int, ...]] | None:
+    """Receive one frame, for `decode`, and descriptors that are the caller's to close.
 
     Returns
     -------
@@ -73,20 +76,22 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any], tuple[int, ...]] | Non
     Raises
     ------
     ProtocolError
-        When the peer sent anything else.
+        When a part of it was lost.
     BlockingIOError
         When nothing is there (on a non-blocking socket).
     """
     data, ancillary, flags, _ = sock.recvmsg(_LENGTH.size + MAX_FRAME + 1, _ANCILLARY, _RECEIVE)
-    fds = _descriptors(ancillary)
+    fds = _descriptors(ancillary) if ancillary else ()
     if not data and not fds:
         return None
-    try:
-        message = _decode(data, flags)
-    except BaseException:
+    if flags & (_CTRUNC | _TRUNC):
         close_all(fds)
-        raise
-    return message, fds
+        if flags & _CTRUNC:
+            raise ProtocolError(
+                "descriptors were lost: this process has no room for more of them (ulimit -n)"
+            )
+        raise _wrong_length()
+    return data, fds
 
 
 def close_all(fds: tuple[int, ...]) -> None:
@@ -103,13 +108,14 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> tuple[int, ...]:
     return tuple(fds)
 
 
-def _decode(data: bytes, flags: int) -> dict[str, Any]:
-    if flags & _CTRUNC:
-        raise ProtocolError(
-            "descriptors were lost: this process has no room for more of them (ulimit -n)"
-        )
-    if flags & _TRUNC or len(data) < _LENGTH.size or len(data) > _LENGTH.size + MAX_FRAME:
-        raise ProtocolError(f"the peer sent a frame that is not 4 to {MAX_FRAME} bytes long")
+def _wrong_length() -> ProtocolError:
+    return ProtocolError(f"the peer sent a frame that is not 4 to {MAX_FRAME} bytes long")
+
+
+def decode(data: bytes) -> dict[str, Any]:
+    """The map in a peer's frame; ProtocolError if there is none."""
+    if not _LENGTH.size <= len(data) <= _LENGTH.size + MAX_FRAME:
+        raise _wrong_length()
     (length,) = _LENGTH.unpack_from(data)
     body = data[_LENGTH.size :]
     if length != len(body):

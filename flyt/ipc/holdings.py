@@ -16,23 +16,36 @@ from flyt.ipc.driver import Driver
 from flyt.ipc.messages import MAX_RELEASED, Release
 
 
+class _Held(weakref.ref[object]):
+    """An owner that lives, and what is to be done when it does no more."""
+
+    # weakref.finalize does more, and takes three times as long.
+    __slots__ = ("end",)
+    end: Callable[[], None]
+
+
 class Holdings:
     """Arrays of the peer, and what is to be told of those that are gone.
 
     Parameters
     ----------
-    changed : threading.Condition
+    lock, changed : threading.RLock, threading.Condition
         The connection's; told when there are fewer arrays.
     note : callable
         Has the link's thread do something, from any point (`flyt.ipc.link.Link.note`).
     """
 
     def __init__(
-        self, changed: threading.Condition, note: Callable[[Callable[[], None]], None]
+        self,
+        lock: threading.RLock,
+        changed: threading.Condition,
+        note: Callable[[Callable[[], None]], None],
     ) -> None:
+        self._lock = lock
         self._changed = changed
         self._note = note
         self._count = 0
+        self._held: set[_Held] = set()
         self._lasting: dict[bytes, list[Buffer]] = {}
         self._over = False
         self._mapped: list[bytes] = []
@@ -47,11 +60,16 @@ class Holdings:
 
     def hold(self, owner: object, ident: int, driver: Driver, devices: Iterable[int]) -> None:
         """Release the share once ``owner`` is garbage and the devices have done their work."""
-        with self._changed:
+        held = _Held(owner, self._let_go)
+        held.end = partial(self._end, ident, [(driver, device) for device in devices])
+        with self._lock:
             self._count += 1
-        busy = [(driver, device) for device in devices]
-        end = weakref.finalize(owner, self._note, partial(self._end, ident, busy))
-        end.atexit = False  # the peer sees EOF then
+            self._held.add(held)
+
+    def _let_go(self, held: _Held) -> None:
+        """An owner is garbage; from the garbage collector, at any point."""
+        self._held.discard(held)
+        self._note(held.end)
 
     def refuse(self, ident: int) -> None:
         """Let go of a share that can't be used here."""
@@ -65,7 +83,10 @@ class Holdings:
 
     def keep_idle(self, key: bytes, buffer: Buffer) -> None:
         """Keep a mapping for the next share while the exporter's block exists."""
-        with self._changed:
+        kept = self._lasting.get(key)
+        if kept is not None and buffer in kept:
+            return
+        with self._lock:
             if self._over:
                 return
             kept = self._lasting.setdefault(key, [])

@@ -27,14 +27,18 @@ class Inbox:
 
     Attributes
     ----------
-    changed : threading.Condition
+    lock : threading.RLock
         Guards all of it; the connection's own tables too.
+    changed : threading.Condition
+        Of that lock, which is quicker to take by itself.
     reason : FlytError or None
         Why nothing more comes; what came before can still be taken.
     """
 
     def __init__(self) -> None:
-        self.changed = threading.Condition()
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self._waiting = 0
         self.reason: FlytError | None = None
         self._parcels: deque[Parcel] = deque()
         self._answers: dict[bytes, Answer | None] = {}
@@ -44,10 +48,11 @@ class Inbox:
         return len(self._parcels) < MAX_UNREAD and self._fds < MAX_UNREAD_FDS
 
     def put(self, parcel: Parcel) -> None:
-        with self.changed:
+        with self.lock:
             self._parcels.append(parcel)
             self._fds += len(parcel[1])
-            self.changed.notify_all()
+            if self._waiting:
+                self.changed.notify_all()
 
     def put_answer(self, token: bytes, answer: Answer) -> bool:
         """False if nobody waits for it: its claimer has given up, or the peer made it up."""
@@ -77,8 +82,9 @@ class Inbox:
 
     def take(self, peer: int, timeout: float) -> Parcel:
         """The next share."""
-        with self.changed:
-            self._wait(lambda: bool(self._parcels), peer, timeout)
+        with self.lock:
+            if not self._parcels:
+                self._wait(lambda: bool(self._parcels), peer, timeout)
             parcel = self._parcels.popleft()
             self._fds -= len(parcel[1])
             return parcel
@@ -101,7 +107,11 @@ class Inbox:
             return answer
 
     def _wait(self, condition: Callable[[], bool], peer: int, timeout: float) -> None:
-        self.changed.wait_for(lambda: condition() or self.reason is not None, timeout)
+        self._waiting += 1
+        try:
+            self.changed.wait_for(lambda: condition() or self.reason is not None, timeout)
+        finally:
+            self._waiting -= 1
         if not condition():
             self.check()
             raise PeerTimeout(f"process {peer} has sent nothing within {timeout} s")

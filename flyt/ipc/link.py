@@ -18,7 +18,7 @@ from typing import Protocol
 
 from flyt.errors import FlytError, PeerLost, PeerTimeout, ProtocolError
 from flyt.ipc import frames, lifetime
-from flyt.ipc.messages import Message, parse, to_map
+from flyt.ipc.messages import Message, decode, encode
 from flyt.ipc.patience import give_way, spin_seconds
 
 TICK = 0.001
@@ -114,7 +114,7 @@ class Link:
 
         Descriptors must stay open until the peer answers, or the connection ends.
         """
-        self._outbox.append((frames.encode(to_map(message)), fds))
+        self._outbox.append((encode(message), fds))
         if threading.current_thread() is not self._thread:
             self.wake()
 
@@ -134,7 +134,7 @@ class Link:
         PeerTimeout
             The peer has not read what it was sent before.
         """
-        frame = frames.encode(to_map(message))
+        frame = encode(message)
         deadline = time.monotonic() + timeout
         while not self._ended:
             try:
@@ -319,9 +319,9 @@ class Link:
                 continue
             if received is None:
                 return False
-            content, fds = received
+            frame, fds = received
             try:
-                message = parse(content, len(fds))
+                message = decode(frame, len(fds))
             except ProtocolError:
                 frames.close_all(fds)
                 raise

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import struct
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from flyt.errors import ProtocolError, SharingError
 from flyt.ipc import frames
@@ -48,8 +49,10 @@ class Hello:
     driver: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Block:
+# Named tuples: made, hashed and compared at each hand-off, in C.
+
+
+class Block(NamedTuple):
     """A block of memory; its descriptors travel beside the message, until it is mapped there."""
 
     key: bytes
@@ -61,8 +64,7 @@ class Block:
         return IPCBufferDescriptor(self.key, self.uuid, self.size, self.chunks, fds)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """An array over a block. Byte counts; strides too, and they may be negative or zero."""
 
     library: str
@@ -80,11 +82,7 @@ class Layout:
     read_only: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Share:
-    """An array is the receiver's too, until it sends Release with this id."""
-
-    kind: ClassVar[str] = "share"
+class _Share(NamedTuple):
     id: int
     token: bytes
     """The Claim that this answers, else empty."""
@@ -92,6 +90,13 @@ class Share:
     layout: Layout
     event: bytes
     """Of an interprocess event that orders the receiver's work, else empty."""
+
+
+class Share(_Share):
+    """An array is the receiver's too, until it sends Release with this id."""
+
+    __slots__ = ()
+    kind: ClassVar[str] = "share"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -139,30 +144,38 @@ class Bye:
 Message = Hello | Share | Release | Ended | Claim | Refusal | Bye
 
 
-def to_map(message: Message) -> dict[str, Any]:
-    """For `flyt.ipc.frames.encode`."""
-    content = _fields_of(message)
+def encode(message: Message) -> bytes:
+    """The message's frame."""
     if isinstance(message, Share):
-        content["array"] = _pack(content.pop("block"), content.pop("layout"))
-    return {"kind": message.kind, **content}
+        head = _head if not message.token else _head.__wrapped__  # a token is never used again
+        return head(message[1:]) + _NUMBER.pack(message.id)
+    return frames.encode({"kind": message.kind, **_fields_of(message)})
 
 
-def _fields_of(part: Message | Block | Layout) -> dict[str, Any]:
+def _fields_of(message: Message) -> dict[str, Any]:
     # dataclasses.asdict copies deeply, and takes ten times as long
-    return {name: getattr(part, name) for name in _NAMES[type(part)]}
+    return {name: getattr(message, name) for name in _NAMES[type(message)]}
+
+
+_NUMBER = struct.Struct(">Q")
+"""How MessagePack writes an integer as large as `MAX_ID`, behind a byte that says so."""
 
 
 @functools.lru_cache(REMEMBERED)
-def _pack(block: Block | None, layout: Layout) -> bytes:
-    """The part of a share that is the same each time that an array is sent."""
-    return frames.pack(
-        {"block": None if block is None else _fields_of(block), "layout": _fields_of(layout)}
+def _head(rest: tuple[bytes, Block | None, Layout, bytes]) -> bytes:
+    """A share's frame but for its number: the same each time that an array is sent."""
+    token, block, layout, event = rest
+    parts = {"block": None if block is None else block._asdict(), "layout": layout._asdict()}
+    array = frames.pack(parts)
+    frame = frames.encode(
+        {"kind": Share.kind, "token": token, "array": array, "event": event, "id": MAX_ID}
     )
+    return frame[: -_NUMBER.size]
 
 
 _NAMES: dict[type, tuple[str, ...]] = {
     kind: tuple(field.name for field in dataclasses.fields(kind))
-    for kind in (Hello, Block, Layout, Share, Release, Ended, Claim, Refusal, Bye)
+    for kind in (Hello, Release, Ended, Claim, Refusal, Bye)
 }
 
 
@@ -273,6 +286,33 @@ _PARSERS: dict[str, Callable[[Fields], Message]] = {
     Refusal.kind: _refusal,
     Bye.kind: _bye,
 }
+
+
+_known: dict[bytes, tuple[bytes, Block | None, Layout, bytes]] = {}
+"""What follows from a head that was checked once: what it says but for the number."""
+
+
+def decode(frame: bytes, fds: int) -> Message:
+    """The message in a peer's frame, which came with so many descriptors.
+
+    Raises
+    ------
+    ProtocolError
+        It is none.
+    """
+    head = frame[: -_NUMBER.size]
+    known = None if fds else _known.get(head)
+    if known is not None:
+        (ident,) = _NUMBER.unpack_from(frame, len(head))
+        if ident <= MAX_ID:
+            return Share(ident, *known)
+    message = parse(frames.decode(frame), fds)
+    # Only what this process would have written itself: then the number is what follows the head.
+    if isinstance(message, Share) and not fds and not message.token and _head(message[1:]) == head:
+        if len(_known) >= REMEMBERED:
+            _known.clear()
+        _known[head] = message[1:]
+    return message
 
 
 def parse(value: dict[str, Any], fds: int) -> Message:

@@ -9,7 +9,7 @@ from typing import Any
 from flyt.ipc.messages import Block, Layout
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class Outgoing:
     """An array on its way out: what is said of it, and what keeps it alive meanwhile."""
 

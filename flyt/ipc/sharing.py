@@ -9,7 +9,6 @@ sender is told.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import threading
 import weakref
@@ -114,7 +113,7 @@ def _block_of(what: Described) -> Buffer:
 @functools.lru_cache(REMEMBERED)
 def _place(layout: Layout, storage: int, size: int) -> Layout:
     """The layout with its storage there, in a block of that size."""
-    placed = dataclasses.replace(layout, storage=storage)
+    placed = layout._replace(storage=storage)
     require_layout(placed, size)
     return placed
 
@@ -207,7 +206,8 @@ def rebuild(
         if share.block is None:
             connection.holdings.refuse(share.id)  # nothing to hold
             return ours.build(share.layout, None, read_only=read_only)
-        buffer = _mapping(share.block, fds, ours.device() if device is None else device, read_only)
+        user = ours.device() if device is None else device
+        buffer = _mapping(share.block, fds, user, read_only)
         if buffer.is_imported:
             connection.holdings.keep_idle(buffer.key, buffer)
         owner = Owner(buffer, share.layout.storage, share.layout.extent)

@@ -7,6 +7,7 @@ mapped it: PyTorch then launches where it should, and its own checks agree.
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import Any
 
@@ -20,6 +21,9 @@ from flyt.ipc.dtypes import ITEMSIZES
 from flyt.ipc.messages import Layout
 
 DTYPES = {name: getattr(torch, name) for name in ITEMSIZES if hasattr(torch, name)}
+FEW_STORAGES = 64
+"""Below that many, those that are no more are not looked for."""
+
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -31,6 +35,7 @@ class TorchAdapter(Adapter):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._storages: dict[tuple[bytes, int, int, int], StorageWeakRef] = {}
+        self._sweep_at = FEW_STORAGES
 
     def takes(self, array: object) -> bool:
         return isinstance(array, torch.Tensor)
@@ -44,15 +49,15 @@ class TorchAdapter(Adapter):
             self.library,
             NAMES[array.dtype],
             tuple(array.shape),
-            tuple(step * itemsize for step in array.stride()),
+            tuple([step * itemsize for step in array.stride()]),
             0,
             storage.nbytes(),
             array.storage_offset() * itemsize,
             requires_grad=array.requires_grad,
-            parameter=isinstance(array, torch.nn.Parameter),
+            parameter=type(array) is torch.nn.Parameter,
         )
         device = array.device.index if array.is_cuda else None
-        return Described(storage.data_ptr(), layout, device, array.detach())
+        return Described(storage.data_ptr(), layout, device, storage)
 
     def build(self, layout: Layout, owner: Owner | None, *, read_only: bool) -> Any:
         if layout.dtype not in DTYPES:
@@ -62,13 +67,14 @@ class TorchAdapter(Adapter):
             where = "cuda" if _on_gpu() else "cpu"
             tensor = torch.empty(layout.shape, dtype=dtype, device=where)
         else:
-            if layout.offset % size or any(step % size or step < 0 for step in layout.strides):
+            strides = tuple([step // size for step in layout.strides])
+            whole = [step * size for step in strides] == list(layout.strides)
+            if not whole or layout.offset % size or min(strides, default=0) < 0:
                 raise SharingError(
                     "PyTorch has neither negative strides nor strides and offsets that are no "
                     "multiple of the element: receive it as a NumPy array, like='numpy'"
                 )
             storage = self._storage(layout, owner)
-            strides = tuple(step // size for step in layout.strides)
             tensor = torch.empty(0, dtype=dtype, device=storage.device)
             tensor.set_(storage, layout.offset // size, layout.shape, strides)
         if layout.parameter:
@@ -85,8 +91,10 @@ class TorchAdapter(Adapter):
                 old = torch.UntypedStorage._new_with_weak_ptr(known.cdata)  # noqa: SLF001
                 if old is not None:
                     return old
-            for dead in [k for k, ref in self._storages.items() if ref.expired()]:
-                del self._storages[dead]
+            if len(self._storages) >= self._sweep_at:
+                for dead in [k for k, ref in self._storages.items() if ref.expired()]:
+                    del self._storages[dead]
+                self._sweep_at = max(FEW_STORAGES, 2 * len(self._storages))
             new = self._view(owner).untyped_storage()
             self._storages[key] = StorageWeakRef(new)
             return new
@@ -97,9 +105,12 @@ class TorchAdapter(Adapter):
             import numpy as np
 
             return torch.from_numpy(np.asarray(owner))
-        device = torch.device("cuda", owner.buffer.device_id)
-        with torch.cuda.device(device):
+        device = _device(owner.buffer.device_id)
+        if torch.cuda.current_device() == device.index:
             view = torch.as_tensor(owner, device=device)
+        else:
+            with torch.cuda.device(device):
+                view = torch.as_tensor(owner, device=device)
         # A copy, or another device, would be the wrong memory: never in silence.
         if view.data_ptr() != owner.__cuda_array_interface__["data"][0] or view.device != device:
             raise SharingError(f"PyTorch put memory of {device} on {view.device}, or copied it")
@@ -108,10 +119,17 @@ class TorchAdapter(Adapter):
     def stream(self, device: int) -> int:
         if not _on_gpu():
             return 0
-        return int(torch.cuda.current_stream(device).cuda_stream)
+        torch.cuda.init()
+        # What torch.cuda.current_stream(device).cuda_stream is, without an object around it.
+        return int(torch._C._cuda_getCurrentRawStream(device))  # noqa: SLF001
 
     def device(self) -> int | None:
         return torch.cuda.current_device() if _on_gpu() else None
+
+
+@functools.cache
+def _device(index: int) -> torch.device:
+    return torch.device("cuda", index)
 
 
 def _on_gpu() -> bool:

@@ -339,8 +339,9 @@ def _answer(raw: socket.socket) -> dict[str, Any]:
     while True:
         received = frames.receive(raw)
         assert received is not None
-        if received[0]["kind"] != "hello":
-            return received[0]
+        message = frames.decode(received[0])
+        if message["kind"] != "hello":
+            return message
 
 
 def test_a_known_key_with_another_size_is_refused(
@@ -372,8 +373,9 @@ def _shares(raw: socket.socket) -> tuple[dict[str, Any], int]:
         received = frames.receive(raw)
         assert received is not None
         frames.close_all(received[1])
-        if received[0]["kind"] == "share":
-            return received[0] | frames.unpack(received[0]["array"]), len(received[1])
+        message = frames.decode(received[0])
+        if message["kind"] == "share":
+            return message | frames.unpack(message["array"]), len(received[1])
 
 
 def test_descriptors_travel_until_the_receiver_says_that_the_block_is_mapped(

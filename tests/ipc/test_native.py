@@ -279,6 +279,23 @@ def test_the_cuda_driver_keeps_so_many_events(environment: dict[str, str]) -> No
     assert (log.count("event 6 in 1000"), log.count("destroy 77")) == (70, 6)
 
 
+def test_a_context_that_is_current_stays_so(environment: dict[str, str]) -> None:
+    """The stand-in keeps one current context, no stack: whoever pushes and pops loses it."""
+    told = cuda(
+        "from cuda.bindings import driver as cu\n"
+        "d = CudaDriver(); d.uuid(0); here = d._context(0)\n"
+        "cu.cuCtxPushCurrent(here)\n"
+        "d.synchronize(0, 5); d.synchronize(0)\n"
+        "print(cu.cuCtxGetCurrent()[1] == here)\n"
+        "d.synchronize(1)\n"
+        "print(cu.cuCtxGetCurrent()[1] == here)\n",
+        environment,
+    )
+    assert told == "True\nFalse\n"
+    log = [line for line in log_of(environment) if line.startswith("synchronize")]
+    assert log == ["synchronize stream 5", "synchronize 1000", "synchronize 1001"]
+
+
 def test_the_cuda_driver_s_refusals(environment: dict[str, str]) -> None:
     told = cuda(
         "from flyt.errors import *\n"

@@ -11,6 +11,7 @@ import pytest
 from flyt import ipc
 from flyt.errors import SharingError
 from flyt.ipc.dtypes import ITEMSIZES
+from tests.ipc.test_sharing import eventually
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -174,3 +175,43 @@ def test_what_the_other_library_lacks_is_told(
     ipc.send(both[0], backwards)
     with pytest.raises(SharingError, match="like='numpy'"):
         ipc.recv(both[1], like="torch")
+
+
+def test_storages_that_are_no_more_are_forgotten(
+    both: tuple[ipc.Connection, ipc.Connection],
+) -> None:
+    from flyt.ipc.arrays import adapter
+    from flyt.ipc.torch_arrays import FEW_STORAGES
+
+    storages = adapter("torch")._storages  # type: ignore[attr-defined]
+    block = ipc.VirtualMemoryResource().allocate(1 << 16)
+    for i in range(5 * FEW_STORAGES):
+        ipc.send(both[0], _part(block, 64 * i))
+        got = ipc.recv(both[1])
+        assert got.data_ptr() == block.handle + 64 * i
+        del got
+    both[0].wait_released(60)
+    assert len(storages) <= 2 * FEW_STORAGES
+    block.close()
+
+
+def test_the_sender_keeps_the_storage_until_the_release(
+    both: tuple[ipc.Connection, ipc.Connection],
+) -> None:
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    sent = tensor()
+    storage = StorageWeakRef(sent.untyped_storage())
+    ipc.send(both[0], sent)
+    del sent
+    assert not storage.expired()
+    ipc.recv(both[1])
+    both[0].wait_released(60)
+    assert eventually(storage.expired)
+
+
+def _part(block: ipc.Buffer, start: int) -> Any:
+    """A tensor with a storage of its own within a block."""
+    import numpy as np
+
+    return torch.from_numpy(np.asarray(block)[start : start + 64])

@@ -69,6 +69,7 @@ int cuDeviceCanAccessPeer(int *can, int device, int peer)
     return *can = !getenv("STUB_NO_PEER") || device == peer, 0;
 }
 int cuDevicePrimaryCtxRetain(u64 *context, int device) { return *context = 0x1000 + device, 0; }
+int cuCtxGetCurrent(u64 *context) { return *context = current, 0; }
 int cuCtxPushCurrent_v2(u64 context) { return current = context, 0; }
 int cuCtxPopCurrent_v2(u64 *context) { return *context = current, current = 0, 0; }
 __attribute__((weak)) int cuCtxSynchronize(void) { return note("synchronize %llx", current), current ? 0 : INVALID_CONTEXT; }
