@@ -274,6 +274,7 @@ def sockets_only(
         if session.connection.link is None:
             pytest.skip("no rings here")
         monkeypatch.setattr(session, "express", None)
+        monkeypatch.setattr(session.transfers._way, "_express", None)  # parts of a copy, too
         monkeypatch.setattr(ring, "LARGEST", 0)
     return session
 
