@@ -9,7 +9,7 @@ import os
 import platform
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import flyt
 from flyt.frontend.launcher import PLACES
@@ -59,6 +59,31 @@ def describe() -> dict[str, Any]:
         ),
         "date": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
     }
+
+
+class Ticks(NamedTuple):
+    """Time of all processors since the machine started.
+
+    Attributes
+    ----------
+    busy : int
+    stolen : int
+        A hypervisor had them work for others, while something here wanted to go on.
+    """
+
+    busy: int
+    stolen: int
+
+    @classmethod
+    def now(cls, stat: Path = Path("/proc/stat")) -> Ticks:
+        """As proc_stat(5) has it: user, nice, system, idle, iowait, irq, softirq, steal."""
+        times = [int(field) for field in stat.read_text().partition("\n")[0].split()[1:9]]
+        times += [0] * (8 - len(times))
+        return cls(sum(times) - times[3] - times[4], times[7])
+
+    def stolen_since(self, before: Ticks) -> float:
+        """The share of the time in which something here was, or wanted to be, at work."""
+        return (self.stolen - before.stolen) / max(1, self.busy - before.busy)
 
 
 def memory_available() -> int:

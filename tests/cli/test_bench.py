@@ -107,7 +107,7 @@ def test_json_has_what_it_promises(whole: tuple[Path, dict[str, Any], str]) -> N
     assert found["verified"] is True
     assert set(found["machine"]) == {
         *("cpu", "cores", "memory_bytes", "kernel", "card", "python", "flyt", "packages"),
-        *("settings", "commit", "date", "native_library"),
+        *("settings", "commit", "date", "native_library", "stolen"),
     }
     assert found["machine"]["native_library"] is (native() is not None)
     assert found["machine"]["cores"] == len(os.sched_getaffinity(0))
