@@ -87,9 +87,7 @@ def test_an_answer_gives_a_slot_back(connection: Connection, server: Any, backgr
     slots = StagingSlots(0, 0, 2 * PAGE, 2, PAGE)
     held = [taken(slots, connection) for _ in range(2)]
     for slot in held:
-        pending = connection.submit(
-            m.Ping, finish=partial(slots.give, slot), posted=True
-        )
+        pending = connection.submit(m.Ping, finish=partial(slots.give, slot), posted=True)
         slots.hold(slot, [pending])
     background.start(taken, slots, connection)
     commands = server.take(2)
