@@ -237,13 +237,19 @@ class PlainCommands:
             if why == KICK:
                 self._wire.kick()
             goes_on = why in (KICK, LOOK) and table.count and table.slow and table.marks
-            if not goes_on or self._inbox:
+            if not goes_on or self._is_wanted():
                 break
         self._holdings.moved += table.moved
         answers.were_given(table.taken, table.count)
         if table.count:
             self._complete(table)
         return why
+
+    def _is_wanted(self) -> bool:
+        """Whether a row has to end, since the thread has something else to see to."""
+        wire = self._wire
+        wire.glance()
+        return bool(self._inbox) or wire.gone or not wire.is_quiet
 
     def _complete(self, table: Table) -> None:
         """The loop began these commands, all but a run at their end that the device has refused;

@@ -116,7 +116,9 @@ class Resting:
             self._all.poll(patience_ms)
         elif not (self._in_vain and self._all.poll(IN_VAIN_MS)):
             self._belled.poll(patience_ms)
-            self._in_vain = self._fresh = self._wire.heard_bell()
+            heard = self._wire.heard_bell()
+            self._fresh = heard and not self._in_vain  # else it rings for nothing
+            self._in_vain = heard
 
     def _asks_socket(self) -> bool:
         """Without rings: whether the socket is asked a little longer."""

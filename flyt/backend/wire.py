@@ -22,7 +22,7 @@ from flyt.rpc.patience import is_polite
 from flyt.rpc.sockets import Full, Incoming, Listener, Payload
 from flyt.shm import layout, memory, ring
 from flyt.shm.native import Native
-from flyt.shm.ring import RingDamaged, RingReader, RingWriter
+from flyt.shm.ring import RingDamaged, RingFull, RingReader, RingWriter
 
 LOOK_SECONDS = 0.001
 """How often the socket is looked at while commands come by the ring."""
@@ -90,7 +90,6 @@ class Wire:
         self._look_at = 0.0
         self._unsent: collections.deque[tuple[bytes, list[Payload]]] = collections.deque()
         self._owed: collections.deque[list[Payload]] = collections.deque()
-        self._room = 0
         self.gone = False
 
     def use_rings(self, native: Native, control_page: int) -> bool:
@@ -249,32 +248,19 @@ class Wire:
             return
         asleep = False
         while self._unsent and not self._owed:
-            if not self._room:
-                self._room = self._room_of(replies)
-                if not self._room:
-                    break
-            entry, frames = self._unsent.popleft()
-            asleep = self._written(replies, entry) or asleep
-            self._room -= 1
+            entry, frames = self._unsent[0]
+            try:
+                asleep = replies.write(entry) or asleep
+            except RingFull:  # each is asked: the compiled loop takes places too
+                break
+            except RegionError as exc:
+                raise ProtocolError(f"the client's side of the control page: {exc}") from exc
+            self._unsent.popleft()
             if frames:
                 self._send_in_turn(frames)
                 asleep = False
         if asleep:
             self.kick()
-
-    @staticmethod
-    def _written(replies: RingWriter, entry: bytes) -> bool:
-        try:
-            return replies.write(entry)
-        except RegionError as exc:
-            raise ProtocolError(f"the client's side of the control page: {exc}") from exc
-
-    @staticmethod
-    def _room_of(replies: RingWriter) -> int:
-        try:
-            return replies.room()
-        except RingDamaged as exc:
-            raise ProtocolError(f"the client's side of the control page: {exc}") from exc
 
     @property
     def is_full(self) -> bool:

@@ -306,5 +306,6 @@ class Express:
             else:
                 pending.finish = self._free
 
-    def _free(self, _: Pending) -> None:
-        self._state.reader = 0
+    def _free(self, pending: Pending) -> None:
+        if self._state.reader == pending.id:  # told twice, the cell may be another call's
+            self._state.reader = 0

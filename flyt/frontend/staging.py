@@ -83,7 +83,7 @@ class StagingSlots:
         with self._lock:
             for slot, sent in list(self._held.values()):
                 if sent and sent[0].done:
-                    self.give(slot)
+                    self.give(slot, sent[0])
         while self._link is not None and (number := self._oldest()):
             if not self._link.is_answered(number):  # without the lock here: its holders want ours
                 return
@@ -136,13 +136,13 @@ class StagingSlots:
             if self._awaited:
                 self._freed.notify()
 
-    def give(self, slot: Slot) -> None:
-        """Back to the free ones; from any thread."""
+    def give(self, slot: Slot, pending: Pending) -> None:
+        """The command is answered: its slot is free, if it holds one yet. From any thread; who is
+        interrupted in an answer is told once more, when the slot may be another's."""
         with self._lock:
-            if slot in self._held:
+            _, sent = self._held.get(slot, (slot, []))
+            if sent and sent[0] is pending:
                 self._free.extend(map(_KEY, map(self._held.pop, (slot,))))
-            elif slot not in self._free:  # a lost session's answers may come twice
-                self._free.append(slot)
             if self._awaited:
                 self._freed.notify()
 

@@ -315,4 +315,4 @@ def _packed(part: Rows) -> bytes:
 
 
 def _giver(slots: StagingSlots, slot: Slot) -> Callable[[Pending], None]:
-    return lambda _: slots.give(slot)
+    return lambda pending: slots.give(slot, pending)

@@ -116,6 +116,24 @@ def test_who_was_woken_looks_for_the_command_that_is_on_its_way(
     assert len(looks) == 2, "and then it sleeps on"
 
 
+def test_rings_without_end_are_looked_after_once(
+    sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look is half a millisecond of a processor."""
+    looks = []
+    monkeypatch.setattr(sleeper.rest, "_look", looks.append)
+    for _ in range(10):
+        sleeper.ring()
+        sleeper.sleep(60_000)
+    assert len(looks) == 2, "at the start, and behind the first"
+    sleeper.took = True
+    sleeper.sleep(0)
+    sleeper.ring()
+    sleeper.sleep(60_000)
+    sleeper.sleep(0)
+    assert len(looks) == 4, "a command is believed again"
+
+
 def test_rings_that_bring_commands_are_heard_at_once(sleeper: Sleeper) -> None:
     """So the deafness is for who rings for nothing."""
     begun = time.monotonic()

@@ -297,6 +297,34 @@ def test_a_client_that_reads_no_replies(served: Any, ringer: Ringer) -> None:
     assert ringer.lives()
 
 
+def test_a_client_that_reads_late_what_the_compiled_loop_has_answered(
+    served: Any, ringer: Ringer
+) -> None:
+    """The loop's replies take places too: when none is left, Python's wait for one."""
+    ringer.post(m.Malloc, 0, 4096, 0)
+    (block,) = ringer.hear().values
+    window = ringer.client.window
+    assert window is not None
+    first, index = ringer.number + 1, window.geometry.page_size
+
+    def answers() -> int:
+        return memory.load_word(ringer.page + layout.REPLY_RING)
+
+    for number in range(layout.REPLY_PLACES + 40):
+        said = answers()
+        ringer.post(m.CopyIn, block, index, 64, os.getpid(), 0)
+        if number < layout.REPLY_PLACES:  # one by one, so that each has an answer of its own
+            assert eventually(lambda said=said: answers() != said, LIMIT)
+    time.sleep(0.1)  # the last ones are done by now, and find no place
+    numbers: list[int] = []
+    while len(numbers) < layout.REPLY_PLACES + 40:
+        reply = ringer.hear()
+        assert isinstance(reply, m.Done), reply
+        numbers += range(reply.first, reply.first + reply.count)
+    assert numbers == list(range(first, ringer.number + 1))
+    assert ringer.lives()
+
+
 def test_random_bytes_all_over_the_rings(served: Any, neighbour: Honest) -> None:
     """A thousand hostile states, each on a live session, beside an honest client."""
     rng = random.Random(11)

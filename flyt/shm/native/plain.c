@@ -111,7 +111,7 @@ static int finish(plain_t *p) {
 
 // Whether it comes next on the stream of those that were taken before.
 static int follows(const plain_t *p, const command_t *c) {
-    return c->stream->number == p->stream && c->id == p->first + p->count;
+    return c->stream->number == p->stream && c->id == p->first + p->count && c->id; // 0: they have gone round
 }
 
 // Whether there is room for it among them, and for its answer: those of a row with marks may all be apart. A copy

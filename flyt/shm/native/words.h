@@ -81,7 +81,7 @@ static inline const unsigned char *unpack_launch(const unsigned char *at, int64_
     return (uint64_t)(end - at) == *size + 1 && end[-1] == NO ? at : NULL;
 }
 
-// The message's length; 0 where it is longer than the `room` in `out`, which is at least WORDS_BYTES.
+// The message's length; 0 where it is longer than the `room` in `out`, which holds the words at least.
 static inline uint32_t pack_launch(char *out, uint64_t room, const uint64_t *words, const char *params, uint64_t size) {
     *out = (char)(0x90 + LAUNCH_FIELDS);
     char *at = pack_words(out + 1, words, LAUNCH_WORDS);
