@@ -640,6 +640,20 @@ def test_a_row_takes_no_more_than_there_is_room_to_answer(loop: Loop, marked: Ma
     assert loop.table.count == 2
 
 
+@pytest.mark.parametrize("each_time", [1, 3])
+def test_all_credits_find_their_answers_in_a_ring_that_nobody_reads(
+    loop: Loop, marked: Marked, each_time: int
+) -> None:
+    """A client posts all that it may and computes: none of its copies waits until it reads."""
+    marked.each_time = each_time
+    for number in range(1, m.CREDITS + 1):
+        loop.put(*copy_in(loop, id=number, size=LARGE))
+    while (why := loop.serve()) != IDLE:
+        assert why == LOOK
+    assert len(marked.recorded) == m.CREDITS > layout.REPLY_PLACES
+    assert sum(answer.count for answer in loop.answers()) == m.CREDITS
+
+
 # --- small copies to the device that continue each other: one copy ---
 
 

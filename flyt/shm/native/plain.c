@@ -106,6 +106,10 @@ static int finish(plain_t *p) {
         done = 0;
     if (!done)
         return code == NOT_READY ? BUSY : OTHER;
+    // To a client that has not read for long a row is answered as a whole: it may post as many copies as it has
+    // credits and read nothing, and all of them have to begin.
+    if (done < p->count && 2 * flyt_ring_room(p->replies, p->replies_written, p->reply_places) < p->reply_places)
+        return code == NOT_READY ? BUSY : OTHER;
     return answer(p, done);
 }
 
