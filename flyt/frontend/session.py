@@ -143,8 +143,9 @@ class Session:
 
     def _way(self) -> Way:
         """How pageable bytes get to the device and back."""
+        inline = InlineWay(self.connection, self.welcome.inline_chunk, self.counts)
         if self._slots is None or self._ring is None:
-            return InlineWay(self.connection, self.welcome.inline_chunk, self.counts)
+            return inline
         return StagedWay(
             self.connection,
             self._slots,
@@ -153,6 +154,7 @@ class Session:
             self.pid,
             self.counts,
             self.express,
+            inline,
         )
 
     # --- facts ---

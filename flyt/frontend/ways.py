@@ -8,6 +8,7 @@ complete.
 from __future__ import annotations
 
 import collections
+import inspect
 from collections.abc import Callable
 from typing import Protocol
 
@@ -60,7 +61,11 @@ class _Flight:
 
 
 class StagedWay:
-    """Through the staging slots of the window: while one slot's DMA runs, the next is filled."""
+    """Through the staging slots of the window: while one slot's DMA runs, the next is filled.
+
+    A copy in the middle of another one of its thread is made by a signal's handler. What it has
+    interrupted may have all the slots, and goes on when the handler is back: so it goes inline.
+    """
 
     def __init__(
         self,
@@ -71,9 +76,11 @@ class StagedWay:
         pid: int,
         statistics: Statistics,
         express: Express | None,
+        inline: InlineWay,
     ) -> None:
         self._connection = connection
         self._express = express
+        self._inline = inline
         self._slots = slots
         self._ring = ring
         self._engine = engine
@@ -84,7 +91,12 @@ class StagedWay:
         """Posted slot by slot; the source may be changed as soon as this returns."""
         if rows.size <= self._ring.largest:
             self._small_to_device(rows, stream)
-            return
+        elif self._is_within_another():
+            self._inline.to_device(rows, stream)
+        else:
+            self._fill_slots(rows, stream)
+
+    def _fill_slots(self, rows: Rows, stream: Stream) -> None:
         filling: collections.deque[_Flight] = collections.deque()
         flight: _Flight | None = None
         if (link := self._connection.link) is not None:
@@ -171,6 +183,12 @@ class StagedWay:
     def to_host(self, rows: Rows, stream: Stream) -> None:
         """Requests for as many slots as are free; each is drained as its DMA ends, while the DMA of
         the next ones goes on."""
+        if self._is_within_another():
+            self._inline.to_host(rows, stream)
+        else:
+            self._drain_slots(rows, stream)
+
+    def _drain_slots(self, rows: Rows, stream: Stream) -> None:
         flying: collections.deque[_Flight] = collections.deque()
         draining: collections.deque[_Flight] = collections.deque()
         parts = rows.parts(self._slots.size)
@@ -248,6 +266,15 @@ class StagedWay:
                 self._slots.hold(slot, flight.sent)
                 return
         self._slots.give_back(flight.held)
+
+    @classmethod
+    def _is_within_another(cls) -> bool:
+        """Whether this thread is in a copy already: its stack tells, whatever interrupts."""
+        staged = cls._fill_slots.__code__, cls._drain_slots.__code__
+        frame = inspect.currentframe()
+        while frame is not None and frame.f_code not in staged:
+            frame = frame.f_back
+        return frame is not None
 
 
 class InlineWay:

@@ -30,6 +30,8 @@ from flyt.shm.copy import CopyEngine
 
 LIMIT = 20.0
 PAGE = 4096
+NO_WAY: Any = None
+"""Nobody copies in the middle of a copy here."""
 
 
 def one_row(host: int, device: int, size: int) -> Rows:
@@ -207,7 +209,7 @@ def test_threads_share_few_slots(
     slots = StagingSlots(area, 0, count * PAGE, count, PAGE)
     assert (slots.count, slots.size) == (count, PAGE)
     ring = StagingRing(area, 0, 0)  # everything takes a slot
-    way = StagedWay(connection, slots, ring, engine, 1, Statistics(), None)
+    way = StagedWay(connection, slots, ring, engine, 1, Statistics(), None, NO_WAY)
 
     def client(thread: int) -> int:
         stream = Stream(thread, 0)
@@ -242,7 +244,7 @@ def test_an_error_in_the_midst_gives_every_slot_back(
     server.serve(device.handle)
     slots = StagingSlots(area, 0, 2 * PAGE, 2, PAGE)
     ring = StagingRing(area, 0, 0)  # everything takes a slot
-    way = StagedWay(connection, slots, ring, engine, 1, Statistics(), None)
+    way = StagedWay(connection, slots, ring, engine, 1, Statistics(), None, NO_WAY)
     target = np.zeros(10 * PAGE, np.uint8)
     with pytest.raises(DeviceError) as caught:
         way.to_host(one_row(target.ctypes.data, 0, target.size), Stream(0, 0))
@@ -262,7 +264,7 @@ def test_a_lost_session_ends_copies(
     connection = connect()
     slots = StagingSlots(area, 0, 2 * PAGE, 2, PAGE)
     ring = StagingRing(area, 0, 0)  # everything takes a slot
-    way = StagedWay(connection, slots, ring, engine, 1, Statistics(), None)
+    way = StagedWay(connection, slots, ring, engine, 1, Statistics(), None, NO_WAY)
     source, target = np.zeros(8 * PAGE, np.uint8), np.zeros(8 * PAGE, np.uint8)
     stream = Stream(0, 0)
     ready = threading.Barrier(4)
@@ -290,7 +292,9 @@ def test_interrupts_cost_no_slot(connect: Any, server: Any, area: int, engine: C
     connection = connect()
     server.serve(Device(server, area, 2).handle)
     slots = StagingSlots(area, 0, 2 * PAGE, 2, PAGE)
-    way = StagedWay(connection, slots, StagingRing(area, 0, 0), engine, 1, Statistics(), None)
+    way = StagedWay(
+        connection, slots, StagingRing(area, 0, 0), engine, 1, Statistics(), None, NO_WAY
+    )
     array = np.zeros(3 * PAGE, np.uint8)
     armed, hits = False, 0
 

@@ -17,6 +17,7 @@ import pytest
 import flyt
 import flyt as cudart
 from flyt.frontend import express_link
+from flyt.frontend.ways import StagedWay
 from flyt.rpc import messages as m
 from flyt.shm import ring
 
@@ -287,3 +288,45 @@ def test_a_call_and_an_interrupt_while_a_command_is_sent(
     assert codes == [(0,)]
     assert (_bytes_of(block) == 7).all()
     assert flyt.inflight() == []
+
+
+@pytest.mark.parametrize("inner", [H2D, D2H], ids=["to the device", "to the host"])
+def test_a_copy_while_all_slots_are_another_copys(
+    session: flyt.Session, monkeypatch: pytest.MonkeyPatch, inner: Kind
+) -> None:
+    """That one goes on only when the handler is back, and the handler's own handler is."""
+    size, small = 64 << 20, 1 << 20
+    outer, block = _block(size), _block(small)
+    data, part = np.zeros(size, np.uint8), np.full(small, 9, np.uint8)
+    assert cudart.cudaMemset(outer, 7, size) == (0,)
+    codes: list[Any] = []
+    nested: list[int] = []
+
+    def handler(*_: object) -> None:
+        nested.append(1)
+        if len(nested) < 2:
+            signal.raise_signal(signal.SIGUSR1)
+        where = (block, part) if inner == H2D else (part, block)
+        codes.append(cudart.cudaMemcpy(*where, small, inner))
+
+    def hung(*_: object) -> None:
+        raise TimeoutError("the handler's copy waits for the one that it has interrupted")
+
+    previous = [signal.signal(signal.SIGUSR1, handler), signal.signal(signal.SIGALRM, hung)]
+    before = _once_after(lambda *_: None, lambda: signal.raise_signal(signal.SIGUSR1))
+    drain = StagedWay._drain
+    monkeypatch.setattr(StagedWay, "_drain", lambda *what: (before(), drain(*what)))
+    signal.setitimer(signal.ITIMER_REAL, LIMIT)
+    try:
+        assert cudart.cudaMemcpy(data, outer, size, D2H) == (0,), flyt.last_failure()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGUSR1, previous[0])
+        signal.signal(signal.SIGALRM, previous[1])
+    assert codes == [(0,), (0,)]
+    assert (data == 7).all()
+    back = np.zeros_like(part)
+    assert cudart.cudaMemcpy(back, block, small, D2H) == (0,)
+    assert (back == part).all()
+    assert (part == (9 if inner == H2D else 0)).all()
+    assert flyt.statistics()["staged_d2h_bytes"] == size + small, "slots are used as before"
