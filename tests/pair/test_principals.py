@@ -35,6 +35,8 @@ if uid >= 0:  # only now: this user may not be able to read our Python's files
     warnings.simplefilter("ignore", flyt.FlytWarning)
 K = cudart.cudaMemcpyKind
 error, device = cudart.cudaMalloc(100_000)
+if error:
+    print(int(error), flyt.last_failure(), flush=True)
 data, back = np.arange(100_000, dtype=np.uint8), np.zeros(100_000, np.uint8)
 errors = [cudart.cudaMemcpy(device, data, data.nbytes, K.cudaMemcpyHostToDevice)[0]]
 errors.append(cudart.cudaMemcpy(back, device, back.nbytes, K.cudaMemcpyDeviceToHost)[0])
@@ -85,7 +87,8 @@ def connected(start: Start, served: Any, uid: int = -1) -> Any:
     """A client that has moved bytes, right, and stays."""
     process = start(CLIENT, served, str(uid))
     assert process.stdout is not None
-    assert process.stdout.readline().startswith("0 0 0 True")
+    line = process.stdout.readline()
+    assert line.startswith("0 0 0 True"), line
     inline = int(process.stdout.readline())
     entry = session_of(served, process.pid)
     assert entry is not None
