@@ -156,10 +156,15 @@ class Express:
         with self._raw:
             try:
                 said = self._fill(self._at, address, value, size, number)
-                return not said or self._is_sent(said)
+                if not said:
+                    return True
+                if said == ELSEWHERE:
+                    return False
+                self._see_to(said)
             except BaseException:
                 self._link.nudge()
                 raise
+        return True
 
     def send_part(self, address: int, index: int, size: int, stream: int, sent: int) -> bool:
         """Post a part of a longer copy from its staging slot; its places were checked.
@@ -176,10 +181,15 @@ class Express:
         with self._raw:
             try:
                 said = self._part(self._at, address, index, size, stream, sent)
-                return not said or self._is_sent(said)
+                if not said:
+                    return True
+                if said == ELSEWHERE:
+                    return False
+                self._see_to(said)
             except BaseException:
                 self._link.nudge()
                 raise
+        return True
 
     def launch(
         self,
@@ -198,10 +208,15 @@ class Express:
         with self._raw:
             try:
                 said = self._launch(self._at, kernel.at, shape, stream, params, len(params))
-                return not said or self._is_sent(said)
+                if not said:
+                    return True
+                if said == ELSEWHERE:
+                    return False
+                self._see_to(said)
             except BaseException:
                 self._link.nudge()
                 raise
+        return True
 
     def synchronize(self, handle: int, device: int) -> bool:
         """cudaStreamSynchronize; see `Scheduler.synchronize`. True: what the stream waits for is
@@ -240,12 +255,6 @@ class Express:
         return None if stream is None else stream.number
 
     # --- inside, under the lock ---
-
-    def _is_sent(self, said: int) -> bool:
-        """Of a post: whether the library took it; then what is left to do is done."""
-        if said != ELSEWHERE:
-            self._see_to(said)
-        return said != ELSEWHERE
 
     def _see_to(self, said: int) -> Pending | None:
         """After a command went out: what is left to do, and the command, if it has to be waited
