@@ -90,7 +90,8 @@ class Wire:
         self._look_at = 0.0
         self._unsent: collections.deque[tuple[bytes, list[Payload]]] = collections.deque()
         self._owed: collections.deque[list[Payload]] = collections.deque()
-        self._room = 0
+        self._room_until = 0
+        """As many replies in the ring, ever, are known to find a place."""
         self.gone = False
 
     def use_rings(self, native: Native, control_page: int) -> bool:
@@ -249,13 +250,12 @@ class Wire:
             return
         asleep = False
         while self._unsent and not self._owed:
-            if not self._room:
-                self._room = self._room_of(replies)
-                if not self._room:
+            if replies.written >= self._room_until:  # the compiled loop writes there, too
+                self._room_until = replies.written + self._room_of(replies)
+                if replies.written >= self._room_until:
                     break
             entry, frames = self._unsent.popleft()
             asleep = self._written(replies, entry) or asleep
-            self._room -= 1
             if frames:
                 self._send_in_turn(frames)
                 asleep = False
