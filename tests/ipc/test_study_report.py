@@ -120,6 +120,7 @@ MACHINE = {
 
 
 NOBODY = Answer("who", "", [])
+ANSWER = {"question": "costs", "verdict": "", "rows": [], "error": None, "seconds": 1.0}
 
 
 def document() -> Report:
@@ -207,6 +208,20 @@ def test_a_report_is_read_as_it_was_written(tmp_path: Path) -> None:
         '{"driver": "cuda"}',
         '{"driver": "cuda", "machine": {}, "answers": [{"question": "costs"}]}',
         json.dumps({"driver": "cuda", "machine": {}, "answers": [dataclasses.asdict(NOBODY)]}),
+        *(
+            json.dumps({"driver": "cuda", "machine": machine, "answers": [{**ANSWER, **damage}]})
+            for machine, damage in (
+                ({"card": "a text"}, {}),
+                ({"card": [1]}, {}),
+                ({}, {"question": ["costs"]}),
+                ({}, {"rows": [1]}),
+                ({}, {"rows": 7}),
+                ({}, {"rows": [{"a": 1}, {"b": 1}]}),
+                ({}, {"seconds": "long"}),
+                ({}, {"seconds": 10**400}),
+            )
+        ),
+        "[" * 100_000,
     ],
 )
 def test_another_file_is_refused(tmp_path: Path, text: str) -> None:

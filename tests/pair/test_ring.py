@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -110,6 +111,38 @@ def test_more_posts_than_places(rings: flyt.Session) -> None:
     assert cudart.cudaMemcpyAsync(back, device, 4096, D2H, stream) == (0,)
     assert (back == data).all()
     assert cudart.cudaStreamQuery(stream) == (0,)
+
+
+def test_more_answers_than_places(served: Any, rings: flyt.Session) -> None:
+    """The worker falls behind, and then the program computes: nobody reads meanwhile. Both the
+    compiled loop and Python answer, each with what room the other has left."""
+    worker = worker_of(served, os.getpid())
+    device, page = cudart.cudaMalloc(64)[1], control_page(rings)
+    streams = [cudart.cudaStreamCreateWithFlags(1)[1] for _ in range(2)]
+    for stream in streams:  # the loop knows both from the second fill on
+        for _ in range(2):
+            assert cudart.cudaMemset(device, 1, 64) == (0,)
+            assert cudart.cudaMemsetAsync(device, 1, 64, stream) == (0,)
+            assert cudart.cudaDeviceSynchronize() == (0,)
+    words = layout.COMMAND_RING, layout.COMMAND_RING + 64, layout.REPLY_RING, layout.REPLY_RING + 64
+
+    def is_done_or_full() -> bool:
+        posted, taken, answers, read = (memory.load_word(page + word) for word in words)
+        return posted == taken or answers - read == layout.REPLY_PLACES
+
+    for value in range(3):
+        os.kill(worker, signal.SIGSTOP)
+        try:
+            for number in range(200):
+                assert cudart.cudaMemsetAsync(device, value, 64, streams[number % 2]) == (0,)
+        finally:
+            os.kill(worker, signal.SIGCONT)
+        assert eventually(is_done_or_full)
+        time.sleep(0.05)  # were there no room, it would be found out now
+        assert cudart.cudaDeviceSynchronize() == (0,), flyt.last_failure()
+    back = bytearray(64)
+    assert cudart.cudaMemcpy(back, device, 64, D2H) == (0,)
+    assert back == bytes([2]) * 64
 
 
 def test_an_idle_session_burns_nothing(served: Any, rings: flyt.Session) -> None:

@@ -24,6 +24,9 @@ FILE = "study.json"
 READ_BOUND = 0.99
 """Imported memory is read at this part of the local bandwidth, at least."""
 
+_DAMAGE = ValueError, OverflowError, RecursionError
+"""Of JSON that is none, or has numbers or a depth that nobody writes."""
+
 Row = dict[str, Any]
 """One measurement. All rows of a question have the same keys."""
 
@@ -112,14 +115,23 @@ class Report:
         """
         try:
             content = json.loads(file.read_text())
-            answers = [
-                Answer(a["question"], a["verdict"], a["rows"], a["error"], a["seconds"])
-                for a in content["answers"]
-            ]
-            found = cls(content["driver"], dict(content["machine"]), answers)
-        except (OSError, AttributeError, ValueError, KeyError, TypeError) as exc:
+            answers = [_answer(one) for one in content["answers"]]
+            machine = dict(content["machine"])
+            dict(machine.get("card") or {})
+            found = cls(str(content["driver"]), machine, answers)
+        except (OSError, AttributeError, LookupError, TypeError, *_DAMAGE) as exc:
             raise ConfigurationError(f"{file} is no report of flyt ipc study: {exc!r}") from exc
         strange = [answer.question for answer in answers if answer.question not in QUESTIONS]
         if strange:
             raise ConfigurationError(f"{file} answers {strange[0]!r}, which nobody asks here")
         return found
+
+
+def _answer(content: dict[str, Any]) -> Answer:
+    """What a file says, or ValueError, KeyError or TypeError."""
+    error, rows = content["error"], [dict(row) for row in content["rows"]]
+    if any(row.keys() != rows[0].keys() for row in rows):
+        raise ValueError("rows of one question have different keys")
+    question, verdict = str(content["question"]), str(content["verdict"])
+    told = None if error is None else str(error)
+    return Answer(question, verdict, rows, told, float(content["seconds"]))
