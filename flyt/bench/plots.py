@@ -3,17 +3,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from flyt import plotting
 from flyt.bench.plan import bytes_text
 from flyt.bench.results import Key, Results
-from flyt.errors import ConfigurationError
-
-FORMATS = ("png", "svg")
-DOTS_PER_INCH = 150
+from flyt.plotting import FORMATS
 
 COLOURS = {
     "memcpy": "#8c8c8c",
@@ -27,17 +24,8 @@ COLOURS = {
 
 
 def require() -> None:
-    """Make sure that matplotlib is there, before minutes of measuring.
-
-    Raises
-    ------
-    ConfigurationError
-        It isn't; the message says how to get it.
-    """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigurationError(
-            "curves need matplotlib: pip install '.[plot]' in Flyt's checkout, or leave --plot out"
-        )
+    """See `flyt.plotting.require`."""
+    plotting.require("curves")
 
 
 def draw(results: Results, title: str, folder: Path) -> list[Path]:
@@ -51,24 +39,16 @@ def draw(results: Results, title: str, folder: Path) -> list[Path]:
     folder : Path
         Made if it isn't there.
     """
-    import matplotlib as mpl
     from matplotlib.figure import Figure
 
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
+    written = list[Path]()
     for name, cases, fill in CURVES:
         if not any(results.sizes(case) for case in cases):
             continue
         figure = Figure(figsize=(11, 4.5), layout="constrained")
         fill(results, figure)
-        figure.supxlabel(title, x=0.01, ha="left", fontsize=7, color="#606060")
-        for kind in FORMATS:
-            path = folder / f"{name}.{kind}"
-            # Text stays text, and the same samples give the same file.
-            with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "flyt"}):
-                metadata = {"Date": None} if kind == "svg" else None
-                figure.savefig(path, dpi=DOTS_PER_INCH, metadata=metadata)
-            written.append(path)
+        written += plotting.save(figure, folder, name, title, FORMATS)
     return written
 
 

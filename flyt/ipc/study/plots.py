@@ -3,18 +3,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flyt.errors import ConfigurationError
+from flyt import plotting
 from flyt.ipc.study.blocks import WAY_NAMES
 from flyt.ipc.study.matrix import RESULTS
 from flyt.ipc.study.report import READ_BOUND, Report, Row
-
-FORMATS = ("png", "svg")
-DOTS_PER_INCH = 150
+from flyt.plotting import FORMATS
 
 COLOURS = {
     "local": "#000000",
@@ -27,40 +24,23 @@ RESULT_COLOURS = ("#009e73", "#f0e442", "#dddddd", "#ffffff", "#d55e00")
 
 
 def require() -> None:
-    """Make sure that matplotlib is there, before anything is measured.
-
-    Raises
-    ------
-    ConfigurationError
-        It isn't; the message says how to get it.
-    """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigurationError(
-            "plots need matplotlib: pip install '.[plot]' in Flyt's checkout, or leave --plot out"
-        )
+    """See `flyt.plotting.require`."""
+    plotting.require("plots")
 
 
 def draw(report: Report, folder: Path) -> list[Path]:
     """Write every figure that there are rows for; the files' paths."""
-    import matplotlib as mpl
     from matplotlib.figure import Figure
 
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
+    written = list[Path]()
     for name, question, size, needed, fill in FIGURES:
         answer = report.answer(question)
         if answer is None or not any(needed(row) for row in answer.rows):
             continue
         figure = Figure(figsize=size, layout="constrained")
         fill(answer.rows, figure)
-        figure.supxlabel(report.title(), x=0.01, ha="left", fontsize=7, color="#606060")
-        for kind in FORMATS:
-            path = folder / f"{name}.{kind}"
-            # Text stays text, and the same rows give the same file.
-            with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "flyt"}):
-                metadata = {"Date": None} if kind == "svg" else None
-                figure.savefig(path, dpi=DOTS_PER_INCH, metadata=metadata)
-            written.append(path)
+        written += plotting.save(figure, folder, name, report.title(), FORMATS)
     return written
 
 
