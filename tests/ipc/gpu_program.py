@@ -253,6 +253,14 @@ def two_gpus() -> None:
         "with torch.cuda.device(1):\n"
         "  s = torch.empty(1 << 20, device='cuda:1'); s.copy_(t)\n"
         "  assert float(s.sum()) == 3 << 20\n"
+        # PyTorch runs a kernel where the tensor says it is: CuPy, told otherwise, reads it on GPU 1.
+        "import cupy\n"
+        "with cupy.cuda.Device(1):\n"
+        "  there = cupy.cuda.UnownedMemory(t.data_ptr(), 4 << 20, t, device_id=1)\n"
+        "  seen = cupy.ndarray(1 << 20, cupy.float32, cupy.cuda.MemoryPointer(there, 0))\n"
+        "  double = cupy.ElementwiseKernel('float32 x', 'float32 y', 'y = 2 * x', 'double_it')\n"
+        "  doubled = double(seen)\n"
+        "  assert doubled.device.id == 1 and float(doubled.sum()) == 6 << 20\n"
         "t.fill_(4); torch.cuda.synchronize(0); ipc.send(conn, t); time.sleep(60)\n"
     )
     sent = tensor((1 << 20,))
