@@ -6,7 +6,6 @@ Each row names CuPy's function, its parameters, and the function of `flyt` that 
 
 from __future__ import annotations
 
-import inspect
 import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ from flyt.errors import DeviceError
 from flyt.frontend import public as f
 from flyt.frontend.api import sharing
 from flyt.frontend.api.callbacks import launch
-from flyt.frontend.api.convention import INVALID_VALUE, SUCCESS, Answer, cuda
+from flyt.frontend.api.convention import DONE, INVALID_VALUE, SUCCESS, Answer, cuda
 from flyt.frontend.api.unsupported import unsupported
 from flyt.frontend.cupy_constants import CONSTANTS
 from flyt.frontend.cupy_errors import CUDARuntimeError, check_status
@@ -61,6 +60,8 @@ def _plain(value: Any) -> Any:
 
 
 def _values(answer: Answer) -> Any:
+    if answer is DONE:
+        return None
     if answer[0] is not SUCCESS:
         check_status(int(answer[0]))
     count = len(answer)
@@ -252,37 +253,22 @@ TABLE = {
 
 
 def _made(name: str, row: Row) -> Callable[..., Any]:
-    names = row.parameters.split()
-    signature = inspect.Signature([_parameter(text) for text in names])
-    raw = frozenset(n for n, text in enumerate(names) if text.startswith("*"))
+    """The function of one row. Python itself binds its arguments, as in a function that is written
+    out: a wrapper of ``*args`` costs three times as much, a fifth of a whole call."""
     native = f"cuda{name[0].upper()}{name[1:]}"
     function = row.function or unsupported(native)
     if function is None:
         raise AttributeError(f"cuda.bindings.runtime has no {native} that could be refused")
-    work, answer, count = function, row.answer, len(names)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if kwargs or len(args) != count:
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            args = bound.args
-        if raw:
-            numbers = [a if n in raw else operator.index(a) for n, a in enumerate(args)]
-            return answer(work(*numbers))
-        return answer(work(*map(operator.index, args)))
-
+    parameters = row.parameters.split()
+    given = [p[1:] if p.startswith("*") else f"index({p.partition('=')[0]})" for p in parameters]
+    signature = ", ".join(p.lstrip("*") for p in parameters)
+    names = {"answer": row.answer, "work": function, "index": operator.index}
+    call = eval(f"lambda {signature}: answer(work({', '.join(given)}))", names)
     call.__name__ = call.__qualname__ = name
+    call.__module__ = __name__
     call.__doc__ = f"See `flyt.{native}`."
-    call.__signature__ = signature  # type: ignore[attr-defined]
-    return call
-
-
-def _parameter(text: str) -> inspect.Parameter:
-    name, has_default, default = text.lstrip("*").partition("=")
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    if not has_default:
-        return inspect.Parameter(name, kind)
-    return inspect.Parameter(name, kind, default=int(default))
+    made: Callable[..., Any] = call
+    return made
 
 
 NAMES: dict[str, Any] = {

@@ -30,18 +30,18 @@ class _ThreadState(threading.local):
 
     last_error = 0
     last_failure = ""
-    _device = 0
-    _of = 0
+    _chosen = (0, 0)
 
     @property
     def device(self) -> int:
         """The current one; 0 again after a `connect`, in whatever thread: the new backend may have
         fewer."""
-        return self._device if self._of == _connects else 0
+        device, of = self._chosen  # one look: each is a search of this thread's dictionary
+        return device if of == _connects else 0
 
     @device.setter
     def device(self, ordinal: int) -> None:
-        self._device, self._of = ordinal, _connects
+        self._chosen = ordinal, _connects
 
 
 thread = _ThreadState()

@@ -11,7 +11,6 @@ the same messages in the same order.
 from __future__ import annotations
 
 import itertools
-import struct
 from typing import TYPE_CHECKING
 
 from flyt.frontend.express_link import Area, ExpressLink
@@ -30,8 +29,6 @@ as far as the number of the command that has to be waited for."""
 
 MOST_STREAMS = 8
 """That are asked for one after the other: with more the general way is no longer."""
-
-_SHAPE = struct.Struct("7I")
 
 _OF_MEMORY = -1
 """No stream's number: the legacy stream of the memory's device."""
@@ -63,10 +60,12 @@ class Express:
         self._link, self._area = link, area
         self._lock, self._raw = connection.lock, connection.lock.reading
         self._streams = session.scheduler.table
-        self._in, self._out = library.express_in, library.express_out
-        self._fill, self._part = library.express_fill, library.express_part
-        self._launch, self._sync = library.express_launch, library.express_sync
-        self._at, self._state = link.at, link.link
+        self._number_of = session.scheduler.table.number_of
+        calls = library.entries(link.at)
+        self._in, self._out = calls["express_in"], calls["express_out"]
+        self._fill, self._part = calls["express_fill"], calls["express_part"]
+        self._launch, self._sync = calls["express_launch"], calls["express_sync"]
+        self._state = link.link
         self._calls = itertools.count(1)
         with connection.lock:
             link.begin(session.pid, area, self._streams, session.counts)
@@ -83,7 +82,7 @@ class Express:
         Parameters
         ----------
         address, host, size : int
-            Where to, where from, and how many bytes.
+            Where to, where from, and how many bytes. Of another kind, or not to be: False.
         handle : int
             A stream's.
         device : int
@@ -95,15 +94,13 @@ class Express:
         DeviceError, Lost, CommandTimeout
             As the general way: of a synchronous copy from pinned memory.
         """
-        number = device if 0 <= handle <= LEGACY_EXPLICIT else self._number(handle, device)
+        number = device if 0 <= handle <= LEGACY_EXPLICIT else self._number_of(handle, device)
         if number is None:
             return False
         link = self._link
         with self._raw:
             try:
-                said = self._in(
-                    self._at, address, host, size, number, device < 0, link.hold_ns, link.polite
-                )
+                said = self._in(address, host, size, number, device < 0, link.hold_ns, link.polite)
                 if not said:
                     return True
                 if said == ELSEWHERE:
@@ -119,7 +116,7 @@ class Express:
     def to_host(self, host: int, address: int, size: int, handle: int, device: int) -> bool:
         """cudaMemcpyAsync to host memory; to pageable memory it is complete on return. See
         `to_device`."""
-        number = device if 0 <= handle <= LEGACY_EXPLICIT else self._number(handle, device)
+        number = device if 0 <= handle <= LEGACY_EXPLICIT else self._number_of(handle, device)
         if number is None:
             return False
         link, state, call = self._link, self._state, next(self._calls)
@@ -127,9 +124,8 @@ class Express:
             with self._raw:
                 try:
                     said = self._out(
-                        self._at, host, address, size, number, device < 0, link.hold_ns,
-                        link.polite, call,
-                    )  # fmt: skip
+                        host, address, size, number, device < 0, link.hold_ns, link.polite, call
+                    )
                     if not said:
                         return True
                     if said == ELSEWHERE:
@@ -149,13 +145,14 @@ class Express:
         return True
 
     def fill(self, address: int, value: int, size: int, handle: int, device: int) -> bool:
-        """cudaMemsetAsync of device memory; see `Transfers.fill`."""
-        number = device if 0 <= handle <= LEGACY_EXPLICIT else self._number(handle, device)
+        """cudaMemsetAsync of device memory, with the low byte of a C int; see `Transfers.fill`, and
+        `to_device`."""
+        number = device if 0 <= handle <= LEGACY_EXPLICIT else self._number_of(handle, device)
         if number is None:
             return False
         with self._raw:
             try:
-                said = self._fill(self._at, address, value, size, number)
+                said = self._fill(address, value, size, number)
                 if not said:
                     return True
                 if said == ELSEWHERE:
@@ -180,7 +177,7 @@ class Express:
         """
         with self._raw:
             try:
-                said = self._part(self._at, address, index, size, stream, sent)
+                said = self._part(address, index, size, stream, sent)
                 if not said:
                     return True
                 if said == ELSEWHERE:
@@ -201,13 +198,9 @@ class Express:
         params: bytes,
     ) -> bool:
         """cuLaunchKernel; see `Kernels.launch`. ``stream`` is a number of commands."""
-        try:
-            shape = _SHAPE.pack(*grid, *block, shared)
-        except struct.error:
-            return False
         with self._raw:
             try:
-                said = self._launch(self._at, kernel.at, shape, stream, params, len(params))
+                said = self._launch(kernel.at, grid, block, shared, stream, params)
                 if not said:
                     return True
                 if said == ELSEWHERE:
@@ -243,16 +236,9 @@ class Express:
         for stream in streams:
             last = stream.last
             number = 0 if last is None or last.done else last.id
-            if self._sync(self._at, stream.number, number, link.hold_ns, link.polite):
+            if self._sync(stream.number, number, link.hold_ns, link.polite):
                 return False
         return True
-
-    def _number(self, handle: int, device: int) -> int | None:
-        """What commands call a stream, if there is such a stream already."""
-        if handle < 0:
-            return None
-        stream = self._streams.known(handle, device)
-        return None if stream is None else stream.number
 
     # --- inside, under the lock ---
 

@@ -6,10 +6,9 @@ values and ctypes, or from Python's values as CuPy takes them.
 from __future__ import annotations
 
 import ctypes
-import functools
 import operator
 import struct
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,9 @@ BUFFER_POINTER, BUFFER_SIZE = 1, 2
 
 _EXTRA_WORDS = 16
 """More than any ``extra`` needs: two pairs and the end."""
+
+Packer = Callable[[Any, int, int], bytes]
+"""Of the value, the kernel's size, its place."""
 
 _INTEGERS = {
     size: (struct.Struct(f"<{form}").pack, struct.Struct(f"<{form.upper()}").pack)
@@ -46,6 +48,8 @@ def pack(values: Sequence[bytes], facts: FunctionFacts) -> bytes:
         raise DeviceError(
             INVALID_VALUE, f"{len(values)} arguments for a kernel that takes {len(facts.params)}"
         )
+    if not values:
+        return bytes(facts.size)
     if facts.form is not None and [*map(len, values)] == facts.sizes:
         return facts.form.pack(*values)
     buffer = bytearray(facts.size)
@@ -142,23 +146,10 @@ def from_arguments(arguments: Sequence[Any], facts: FunctionFacts) -> bytes:
             INVALID_VALUE,
             f"{len(arguments)} arguments for a kernel that takes {len(facts.params)}",
         )
-    kinds: map[Hashable] = map(type, arguments)
-    numbered = enumerate(zip(kinds, arguments, facts.sizes, strict=True))
-    return pack([_packer(kind)(one, size, n) for n, (kind, one, size) in numbered], facts)
-
-
-@functools.lru_cache(maxsize=256)
-def _packer(kind: type) -> Callable[[Any, int, int], bytes]:
-    """What makes a parameter of values of a type: of the value, the kernel's size, its place."""
-    if issubclass(kind, int):
-        return _integer
-    if issubclass(kind, np.bool_):
-        return _boolean
-    if issubclass(kind, np.generic):
-        return _scalar
-    if issubclass(kind, float):
-        return _float
-    return _complex if issubclass(kind, complex) else _object_or_pointer
+    if not arguments:
+        return pack((), facts)
+    sizes = facts.sizes
+    return pack([_PACKERS[type(one)](one, sizes[n], n) for n, one in enumerate(arguments)], facts)
 
 
 def _boolean(value: Any, size: int, place: int) -> bytes:
@@ -193,6 +184,18 @@ def _pointed(value: Any, size: int, place: int) -> bytes:
     return _exact(_object(value), size, place, type(value).__name__)
 
 
+class _Packers(dict[type, Packer]):
+    """What makes a parameter of a value, by its type; one that is new is looked at once."""
+
+    def __missing__(self, kind: type) -> Packer:
+        if len(self) >= _MOST_TYPES:  # a program that makes types all the time must not keep them
+            self.clear()
+        packer = self[kind] = next(
+            (p for known, p in _KINDS if issubclass(kind, known)), _object_or_pointer
+        )
+        return packer
+
+
 def _word(value: int) -> bytes:
     return value.to_bytes(_POINTER_BYTES, "little")
 
@@ -222,3 +225,17 @@ def _exact(data: bytes, size: int, place: int, kind: Any) -> bytes:
             f"argument {place} is a {kind} of {len(data)} bytes, the kernel reads {size}"
         )
     return data
+
+
+_KINDS: tuple[tuple[type, Packer], ...] = (
+    (int, _integer),
+    (np.bool_, _boolean),
+    (np.generic, _scalar),
+    (float, _float),
+    (complex, _complex),
+)
+"""The first one that fits."""
+
+_MOST_TYPES = 256
+
+_PACKERS = _Packers()

@@ -16,8 +16,8 @@ from flyt.frontend.params import from_arguments
 from flyt.frontend.plain_kernel import MAX_DYNAMIC_SHARED, Three
 from flyt.frontend.session import Session
 
-COOPERATIVE = 2
-"""CU_LAUNCH_ATTRIBUTE_COOPERATIVE."""
+TOGETHER: tuple[LaunchAttribute, ...] = ((2, 1, 0, 0),)
+"""CU_LAUNCH_ATTRIBUTE_COOPERATIVE, of a launch whose blocks may wait for each other."""
 
 FUNCTION_ATTRIBUTES = {
     "max_threads_per_block": 0,
@@ -282,24 +282,22 @@ class RawKernel:
         stream : Stream or int, optional
             Default: the legacy default stream.
         """
-        session = current.current()
-        known = self._known.get(thread.device)
+        session, device = current.current(), thread.device
+        known = self._known.get(device)
         if known is None or known[0] is not session:
             known = self._module._function(self.name)  # noqa: SLF001
-            self._known[thread.device] = known
+            self._known[device] = known
         function = known[1]
-        session.connection.raise_deferred()
-        attributes: tuple[LaunchAttribute, ...] = (
-            ((COOPERATIVE, 1, 0, 0),) if self.enable_cooperative_groups else ()
-        )
+        if session.connection.deferred is not None:
+            session.connection.raise_deferred()
         session.kernels.launch(
             function,
             _three(grid),
             _three(block),
             shared_mem,
-            stream_of(session, stream),
+            session.scheduler.stream(0, device) if stream is None else stream_of(session, stream),
             from_arguments(args, function.facts),
-            attributes,
+            TOGETHER if self._module.enable_cooperative_groups else (),
         )
 
 

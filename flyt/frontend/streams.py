@@ -96,7 +96,7 @@ class StreamTable:
     def special(self, handle: int, device: int) -> Stream | None:
         """The stream that a special handle means on a device: None for an ordinary handle, and for
         a thread's own default stream that has not been made yet."""
-        if handle in (LEGACY, LEGACY_EXPLICIT):
+        if handle <= LEGACY_EXPLICIT:
             legacy = self._legacy.get(device)
             return legacy or self._legacy.setdefault(device, Stream(device, device))
         return self._per_thread.get((threading.get_ident(), device))
@@ -112,6 +112,13 @@ class StreamTable:
         if handle > PER_THREAD:
             return self._streams.get(handle)
         return self.special(handle, device)
+
+    def number_of(self, handle: int, device: int) -> int | None:
+        """What commands call the stream, if there is such a stream already."""
+        if handle in self._streams:
+            return handle
+        stream = self.known(handle, device)
+        return None if stream is None else stream.number
 
     def numbered(self, number: int) -> Stream | None:
         """The stream that messages call so, also one that was destroyed and is busy yet."""

@@ -253,7 +253,7 @@ def two_gpus() -> None:
         "with torch.cuda.device(1):\n"
         "  s = torch.empty(1 << 20, device='cuda:1'); s.copy_(t)\n"
         "  assert float(s.sum()) == 3 << 20\n"
-        # PyTorch runs a kernel where the tensor says it is: CuPy, told otherwise, reads it on GPU 1.
+        # PyTorch runs kernels where it says the tensor is; CuPy, told otherwise, on GPU 1.
         "import cupy\n"
         "with cupy.cuda.Device(1):\n"
         "  there = cupy.cuda.UnownedMemory(t.data_ptr(), 4 << 20, t, device_id=1)\n"

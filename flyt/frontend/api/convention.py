@@ -22,6 +22,8 @@ P = ParamSpec("P")
 Answer = tuple[Any, ...]
 
 SUCCESS = cudaError_t.cudaSuccess
+DONE = (SUCCESS,)
+"""Success, and no values."""
 INVALID_VALUE = 1
 DEVICES_UNAVAILABLE = 46
 
@@ -52,7 +54,8 @@ def cuda(values: int) -> Callable[[Callable[P, Answer]], Callable[P, Answer]]:
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> Answer:
             try:
-                return (SUCCESS, *function(*args, **kwargs))
+                answer = function(*args, **kwargs) if kwargs else function(*args)  # type: ignore[call-arg]
+                return (SUCCESS, *answer) if answer else DONE
             except NotReady:
                 return (cudaError_t.cudaErrorNotReady, *[None] * values)
             except (DeviceError, Lost) as exc:

@@ -14,7 +14,6 @@ from flyt.frontend.api.devices import c_int
 from flyt.frontend.api.handles import number_of, plain_number, stream_of
 from flyt.frontend.current import thread
 from flyt.frontend.hostmem import (
-    HOST_ADDRESSES,
     HostArgument,
     check_destination,
     check_source,
@@ -97,18 +96,14 @@ _TO_DEVICE, _TO_HOST = 1, 2
 def _is_express(dst: Any, src: Any, count: Any, kind: Any, stream: Any, device: int) -> bool:
     """Whether it was a plain copy, and is done: by the short way (`flyt.frontend.express`)."""
     express = current.express()
-    if (
-        express is None
-        or not (type(count) is int and 0 < count < HOST_ADDRESSES)
-        or not isinstance(kind, int)
-    ):
+    if express is None or type(count) is not int or not isinstance(kind, int):
         return False
-    handle = plain_number(stream)
+    handle = stream if type(stream) is int else plain_number(stream)
     if kind == _TO_HOST:
-        host = plain(dst, count) if type(src) is int and 0 < src < HOST_ADDRESSES else 0
+        host = plain(dst, count)
         return host > 0 and express.to_host(host, src, count, handle, device)
     if kind == _TO_DEVICE:
-        host = plain(src, count) if type(dst) is int and 0 < dst < HOST_ADDRESSES else 0
+        host = plain(src, count)
         return host > 0 and express.to_device(dst, host, count, handle, device)
     return False
 
@@ -192,14 +187,10 @@ def cudaMemcpyAsync(dst: Any, src: Any, count: int, kind: Any, stream: Any) -> A
 
 def _set(devPtr: Any, value: int, count: int, stream: Any) -> Answer:
     express = current.express()
-    if (
-        express is not None
-        and type(devPtr) is type(value) is type(count) is int
-        and 0 < devPtr < HOST_ADDRESSES > count > 0
-        and -(1 << 31) <= value < 1 << 31
-        and express.fill(devPtr, value & 0xFF, count, plain_number(stream), thread.device)
-    ):
-        return ()
+    if express is not None:
+        handle = stream if type(stream) is int else plain_number(stream)
+        if express.fill(devPtr, value, count, handle, thread.device):
+            return ()
     byte, size = c_int(value) & 0xFF, size_t(count)
     address = pointer(devPtr).address
     session = current.current()

@@ -14,7 +14,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-ABI = 13
+from flyt.shm.native.entries import Entry, entries
+
+ABI = 14
 """What ``flyt_abi`` of a matching library answers."""
 
 LIBRARY = Path(__file__).resolve().parent / "libflyt.so"
@@ -94,6 +96,7 @@ class Native:
             for name, (result, arguments) in functions.items():
                 function = getattr(library, name)
                 function.restype, function.argtypes = result, arguments
+        self._quick = quick
         self.ring_room = quick.flyt_ring_room
         self.ring_write = quick.flyt_ring_write
         self.ring_read = quick.flyt_ring_read
@@ -130,6 +133,11 @@ class Native:
         self.engine_open = long.flyt_engine_open
         self.engine_wait = long.flyt_engine_wait
         self.engine_close = long.flyt_engine_close
+
+    def entries(self, address: int) -> dict[str, Entry]:
+        """The short way's calls for the ``express_t`` there, which must outlive them, by name: see
+        `flyt.shm.native.entries`."""
+        return entries(self._quick, address)
 
 
 def _address_of(function: Any) -> int:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a client's short way knows and notes, for its three C files.
+// What a client's short way knows and notes, for its four C files.
 
 #pragma once
 
@@ -54,9 +54,26 @@ typedef struct {
     note_t note[NOTES];
 } express_t;
 
+// A function, and what the driver is known to take of it: `_is_plain` of flyt/frontend/kernels.py.
+typedef struct {
+    uint64_t number, size; // of its parameters
+    uint64_t grid[3], block[3], threads, shared;
+} kernel_t;
+
 const block_t *flyt_within(const express_t *e, uint64_t start, uint64_t size);
 int flyt_is_pageable(const express_t *e, uint64_t start, uint64_t size);
 
 int flyt_is_ready(express_t *e);
 int64_t flyt_publish(express_t *e, const char *message, uint32_t length, note_t note, int posted);
 int64_t flyt_posted(express_t *e, int64_t asleep);
+
+int64_t flyt_express_in(express_t *e, uint64_t address, uint64_t host, uint64_t size, int64_t stream, int waits,
+                        uint64_t ns, int yield);
+int64_t flyt_express_out(express_t *e, uint64_t host, uint64_t address, uint64_t size, int64_t stream, int waits,
+                         uint64_t ns, int yield, uint64_t call);
+int64_t flyt_express_fill(express_t *e, uint64_t address, uint64_t value, uint64_t size, int64_t stream);
+int64_t flyt_express_part(express_t *e, uint64_t address, uint64_t index, uint64_t size, uint64_t stream,
+                          uint64_t *sent);
+int64_t flyt_express_sync(express_t *e, uint64_t stream, uint64_t last, uint64_t ns, int yield);
+int64_t flyt_express_launch(express_t *e, const kernel_t *k, const uint32_t *shape, uint64_t stream, const char *params,
+                            uint64_t size);

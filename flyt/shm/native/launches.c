@@ -6,12 +6,6 @@
 
 enum { LENGTH = 4 }; // bytes of an entry that are not the message's
 
-// A function, and what the driver is known to take of it: `_is_plain` of flyt/frontend/kernels.py.
-typedef struct {
-    uint64_t number, size; // of its parameters
-    uint64_t grid[3], block[3], threads, shared;
-} kernel_t;
-
 size_t flyt_express_kernel_size(void) { return sizeof(kernel_t); }
 
 static int is_taken(const kernel_t *k, const uint32_t *shape) {
