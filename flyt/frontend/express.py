@@ -59,6 +59,7 @@ class Express:
         connection = self._connection = session.connection
         self._link, self._area = link, area
         self._lock, self._raw = connection.lock, connection.lock.reading
+        self._users = session.users
         self._streams = session.scheduler.table
         self._number_of = session.scheduler.table.number_of
         calls = library.entries(link.at)
@@ -105,11 +106,14 @@ class Express:
                     return True
                 if said == ELSEWHERE:
                     return False
-                pending = self._see_to(said)
+                is_long = self._is_long(said, size)
+                pending = None if is_long else self._see_to(said)
             except BaseException:
                 link.nudge()
                 raise
-        if pending is not None:
+        if is_long:
+            self._end_long(said)
+        elif pending is not None:
             self._end(pending)
         return True
 
@@ -130,12 +134,15 @@ class Express:
                         return True
                     if said == ELSEWHERE:
                         return False
-                    pending = self._see_to(said)
+                    is_long = self._is_long(said, size)
+                    pending = None if is_long else self._see_to(said)
                     has_cell = state.reader and state.owner == call
                 except BaseException:
                     link.nudge()
                     raise
-            if has_cell:
+            if is_long:
+                self._end_long(said)
+            elif has_cell:
                 self._await(pending, host, size)
             elif pending is not None:
                 self._end(pending)
@@ -259,7 +266,23 @@ class Express:
                 raise connection.lost
             return pending
 
+    def _is_long(self, said: int, size: int) -> bool:
+        """Whether a copy is on its way that takes a while, and nobody has to be woken for it."""
+        return said < SENT and size > self._area.cell and not self._state.asleep
+
     # --- inside, without it ---
+
+    def _end_long(self, said: int) -> None:
+        """Wait for a copy between the device and pinned memory: by the library as long as a thread
+        looks for answers, and with no table brought up to date where it was a success."""
+        with self._users:
+            if self._link.hears(SENT - said):
+                return
+        with self._raw:
+            pending = self._see_to(said)
+        if pending is not None:
+            self._end(pending)
+        self._connection.raise_deferred()  # its error was told meanwhile: nobody waited for it yet
 
     def _end(self, pending: Pending) -> None:
         if not pending.done or pending.ended:

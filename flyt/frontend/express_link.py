@@ -12,6 +12,7 @@ signal's handler, may make a call in the middle of another one's.
 from __future__ import annotations
 
 import ctypes
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from flyt.frontend.inflight import Pending
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 HOLD_SECONDS = 0.00005
 """How long an answer is waited for with the connection's lock held: what giving it away and getting
 it back costs, with a wake-up of who wanted it. The general way waits on."""
+
+TURN_SECONDS = 0.0005
+"""After so long without an answer a thread that looks for one asks whether another has read it."""
 
 LOOKS = 8
 """So often a thread that needs a slot looks so long: together about what a slot's DMA takes."""
@@ -291,6 +295,24 @@ class ExpressLink:
             pending = self._inflight.get(number)
         if pending is not None:
             connection.wait(pending)
+
+    def hears(self, number: int) -> bool:
+        """Look for the answer to a command that the library has sent, without the lock, as long as
+        `flyt.rpc.patience.spin_seconds`; whether it was read. False as well where something else
+        has come, or another thread sees to what comes. The caller is among the session's users."""
+        until = time.monotonic() + spin_seconds()
+        while time.monotonic() < until:
+            came = self._wire.spin(TURN_SECONDS)
+            with self._connection.lock.reading:
+                if came is None or self.link.shut:
+                    return False
+                told = self._read(self.at)
+                state = self._state(self.at, number)
+            if state == 1:
+                return True
+            if state < 0 or (came and not told):
+                return False
+        return False
 
     def answered(self, first: int, count: int) -> None:
         """Python has read the answer to these commands: their places in the ring are free."""

@@ -222,12 +222,14 @@ class Wire:
         """Descriptors to poll for input, after `fall_asleep`; then call `wake_up`."""
         return self._dialer.filenos()
 
-    def spin(self) -> bool | None:
-        """Wait briefly for a reply, without the lock: whether one came; None without rings."""
+    def spin(self, seconds: float | None = None) -> bool | None:
+        """Wait briefly for a reply, without the lock: whether one came; None without rings. At most
+        so many seconds, by default `flyt.rpc.patience.spin_seconds`."""
         replies = self._replies
         if replies is None or self._damaged_at or self._announced:
             return None
-        return replies.wait(spin_seconds(), polite=is_polite())
+        most = spin_seconds() if seconds is None else seconds
+        return replies.wait(most, polite=is_polite())
 
     def fall_asleep(self) -> bool:
         """Ask to be woken by the connection; False when a reply is there already."""

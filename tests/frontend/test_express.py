@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import random
-import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -71,27 +71,24 @@ class Ends:
         link.cell, link.cell_index = area.address + area.ring, area.at + area.ring
         link.cell_size = area.cell
         self.at = ctypes.addressof(link)
+        self.calls = library.entries(self.at)
         assert library.express_add(self.at, BLOCK, BLOCK_SIZE, DEVICE, ORDINAL, NOWHERE)
         assert library.express_add(self.at, self.pinned, STAGING, PINNED, 0, PINNED_INDEX)
 
     def into(self, host: int, size: int = 64, at: int = 0, *, wait: bool = False) -> int:
         """A copy to the device."""
         patience = MOMENT if wait else 0
-        return int(
-            self.library.express_in(self.at, BLOCK + at, host, size, OF_MEMORY, wait, patience, 1)
-        )
+        return int(self.calls["express_in"](BLOCK + at, host, size, OF_MEMORY, wait, patience, 1))
 
     def out(self, host: int, size: int = 64, *, wait: bool = True, patience: int = MOMENT) -> int:
         """A copy from the device."""
-        return int(
-            self.library.express_out(self.at, host, BLOCK, size, OF_MEMORY, wait, patience, 1, CALL)
-        )
+        return int(self.calls["express_out"](host, BLOCK, size, OF_MEMORY, wait, patience, 1, CALL))
 
     def fill(self, size: int = 64, at: int = 0) -> int:
-        return int(self.library.express_fill(self.at, BLOCK + at, 7, size, 5))
+        return int(self.calls["express_fill"](BLOCK + at, 7, size, 5))
 
     def sync(self, stream: int, *, last: int = 0, patience: int = MOMENT) -> int:
-        return int(self.library.express_sync(self.at, stream, last, patience, 1))
+        return int(self.calls["express_sync"](stream, last, patience, 1))
 
     def read(self) -> bool:
         return bool(self.library.express_read(self.at))
@@ -140,7 +137,7 @@ def test_the_link_is_what_the_library_thinks(ends: Ends) -> None:
 
 def test_commands_are_what_the_codec_makes_of_them(ends: Ends) -> None:
     rng, link = random.Random(5), ends.link
-    library, number = ends.library, 0
+    library, calls, number = ends.library, ends.calls, 0
     for _ in range(2000):
         base, size, stream, device = (
             rng.choice([rng.getrandbits(bits) for bits in (7, 8, 16, 17, 32, 33, 62)]) or 1
@@ -160,10 +157,10 @@ def test_commands_are_what_the_codec_makes_of_them(ends: Ends) -> None:
             m.Memset(number + 4, base + at, size & 0xFF, size, stream),
         ]
         said = [
-            library.express_in(ends.at, base + at, host, size, OF_MEMORY, 0, 0, 1),
-            library.express_in(ends.at, base + at, host, size, stream, 0, 0, 1),
-            library.express_out(ends.at, host, base + at, size, stream, 0, 0, 1, CALL),
-            library.express_fill(ends.at, base + at, size & 0xFF, size, stream),
+            calls["express_in"](base + at, host, size, OF_MEMORY, 0, 0, 1),
+            calls["express_in"](base + at, host, size, stream, 0, 0, 1),
+            calls["express_out"](host, base + at, size, stream, 0, 0, 1, CALL),
+            calls["express_fill"](base + at, size & 0xFF, size, stream),
         ]
         assert set(said) <= {0, LOOK}
         for command in expected:
@@ -267,7 +264,7 @@ def test_many_blocks_are_found_by_address(ends: Ends) -> None:
         ends.library.express_remove(ends.at, start)  # once too often does no harm
     for start in starts:
         for at, inside in ((0, True), (255, True), (256, False), (-1, False)):
-            said = ends.library.express_fill(ends.at, start + at, 1, 1, 0)
+            said = ends.calls["express_fill"](start + at, 1, 1, 0)
             assert (said != ELSEWHERE) == (inside and start not in gone), (start, at)
             if said != ELSEWHERE:
                 assert ends.commands.read() is not None
@@ -305,7 +302,10 @@ def test_a_post_waits_a_while_for_its_place(ends: Ends, what: str) -> None:
     ends.link.patience = LONG
     without_gil = ctypes.CDLL(str(LIBRARY)).flyt_express_in
     without_gil.restype = ctypes.c_int64
-    without_gil.argtypes = ends.library.express_in.argtypes
+    without_gil.argtypes = (
+        ctypes.c_void_p, *[ctypes.c_uint64] * 3, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64,
+        ctypes.c_int,
+    )  # fmt: skip
     timer = threading.Timer(0.05, ends.say, [m.Done(posts, 1, posts)])
     timer.start()
     said = without_gil(ends.at, BLOCK, ends.host, size, OF_MEMORY, 0, 0, 1)
@@ -562,6 +562,87 @@ def test_without_a_fresh_answer_the_connection_is_looked_at(ends: Ends) -> None:
     assert ends.sync(QUEUE) == ELSEWHERE
 
 
+# --- what Python hands over ---
+
+GOOD: dict[str, tuple[object, ...]] = {
+    "express_in": (BLOCK, BLOCK, 64, 5, 0, 0, 1),
+    "express_out": (BLOCK, BLOCK, 64, 5, 0, 0, 1, CALL),
+    "express_fill": (BLOCK, 7, 64, 5),
+    "express_part": (BLOCK, 0, 64, 5, BLOCK),
+    "express_launch": (BLOCK, (1, 1, 1), (1, 1, 1), 0, 5, b""),
+    "express_sync": (5, 0, 0, 1),
+}
+"""Arguments of the right kinds, one set for each call."""
+
+
+class Refuses:
+    def __index__(self) -> int:
+        raise RuntimeError("not now")
+
+
+class Number(int):
+    pass
+
+
+@pytest.mark.parametrize("name", sorted(GOOD))
+def test_arguments_that_are_none_of_its_kind_go_elsewhere(ends: Ends, name: str) -> None:
+    """And leave no exception and no reference behind; the general way names what is wrong."""
+    call, good = ends.calls[name], GOOD[name]
+    wrong: list[object] = [
+        None, "64", 64.0, [], (), (1, 1), (1, 1, 1, 1), (1, 1, "1"), (1, 1, -1), (1, 1, 1 << 32),
+        bytearray(b"xyz"), Refuses(), object(), -(1 << 70), 1 << 64, (1 << 64) - 1,
+    ]  # fmt: skip
+    own = [
+        one for one in wrong if isinstance(one, (list, bytearray, Refuses)) or type(one) is object
+    ]
+    counts = [sys.getrefcount(one) for one in own]
+    for _ in range(100):
+        for place in range(len(good)):
+            for one in wrong:
+                arguments = (*good[:place], one, *good[place + 1 :])
+                assert call(*arguments) == ELSEWHERE, (place, one)
+        assert call(*good[:-1]) == call(*good, 1) == call() == ELSEWHERE
+    del arguments, one
+    assert [sys.getrefcount(one) for one in own] == counts
+    assert not ends.commands.read()
+    assert not ends.link.news
+
+
+def test_sizes_of_nothing_go_elsewhere(ends: Ends) -> None:
+    assert ends.fill(0) == ends.into(ends.host, 0) == ends.into(ends.pinned, 0) == ELSEWHERE
+    assert ends.out(ends.host, 0) == ends.out(ends.pinned, 0) == ELSEWHERE
+    assert not ends.commands.read()
+
+
+@pytest.mark.parametrize(
+    ("value", "byte"),
+    [(0, 0), (255, 255), (256, 0), (-1, 255), ((1 << 31) - 1, 255), (-(1 << 31), 0)],
+)
+def test_a_fill_takes_the_low_byte_of_an_int(ends: Ends, value: int, byte: int) -> None:
+    assert ends.calls["express_fill"](BLOCK, value, 64, 5) == 0
+    assert ends.heard(m.Memset) == m.Memset(1, BLOCK, byte, 64, 5)
+
+
+@pytest.mark.parametrize("value", [1 << 31, -(1 << 31) - 1, 1 << 32, 1 << 63])
+def test_a_fill_takes_no_more_than_an_int(ends: Ends, value: int) -> None:
+    assert ends.calls["express_fill"](BLOCK, value, 64, 5) == ELSEWHERE
+
+
+def test_kinds_of_int_are_ints(ends: Ends) -> None:
+    assert ends.calls["express_fill"](Number(BLOCK), True, Number(64), Number(5)) == 0
+    assert ends.heard(m.Memset) == m.Memset(1, BLOCK, 1, 64, 5)
+
+
+def test_the_calls_outlive_what_made_them(ends: Ends) -> None:
+    again = ends.library.entries(ends.at)
+    assert set(again) == set(GOOD) == set(ends.calls)
+    for call in again.values():
+        assert "flyt" in (call.__doc__ or "")
+        assert sys.getrefcount(call) <= 4
+    del again
+    assert ends.fill() == 0
+
+
 # --- launches ---
 
 FUNCTION, LIMITS = 1 << 20, ((2**31 - 1, 65535, 65535), (1024, 1024, 64))
@@ -579,8 +660,8 @@ def launch(
 ) -> int:
     """A launch with so many bytes of parameters, of a function that takes as many, or ``known``."""
     one, params = kernel(size if known is None else known), bytes(range(256))[:size]
-    words = struct.pack("7I", *shape)
-    return int(ends.library.express_launch(ends.at, one.at, words, QUEUE, params, len(params)))
+    grid, block, shared = shape[:3], shape[3:6], shape[6]
+    return ends.calls["express_launch"](one.at, grid, block, shared, QUEUE, params)
 
 
 def test_the_kernel_is_what_the_library_thinks(ends: Ends) -> None:
@@ -596,8 +677,7 @@ def test_a_launch_is_what_the_codec_makes_of_it(ends: Ends) -> None:
         block = (rng.choice([1, 32, 256]), rng.choice([1, 2, 4]), 1)
         shared, params = rng.randrange(48 << 10), rng.randbytes(rng.choice([0, 1, 8, 31]))
         one = kernel(len(params), number)
-        words = struct.pack("7I", *grid, *block, shared)
-        said = ends.library.express_launch(ends.at, one.at, words, stream, params, len(params))
+        said = ends.calls["express_launch"](one.at, grid, block, shared, stream, params)
         assert said in (0, LOOK)
         expected = m.Launch(
             link.last_id, number, *grid, *block, shared, stream, (), params, False
@@ -609,6 +689,7 @@ def test_a_launch_is_what_the_codec_makes_of_it(ends: Ends) -> None:
 
 
 NOT_TAKEN: dict[str, Shape] = {
+    "shared memory beyond 32 bits": (1, 1, 1, 1, 1, 1, 1 << 32),
     "no block": (0, 1, 1, 1, 1, 1, 0),
     "no thread": (1, 1, 1, 1, 1, 0, 0),
     "too many blocks": (1 << 31, 1, 1, 1, 1, 1, 0),

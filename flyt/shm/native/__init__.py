@@ -42,23 +42,8 @@ _QUICK = {
     "flyt_express_add": (ctypes.c_int, (_ADDRESS, *[_U64] * 5)),
     "flyt_express_remove": (None, (_ADDRESS, _U64)),
     "flyt_express_end": (None, (_ADDRESS,)),
-    "flyt_express_in": (
-        ctypes.c_int64,
-        (_ADDRESS, *[_U64] * 3, ctypes.c_int64, ctypes.c_int, _U64, ctypes.c_int),
-    ),
-    "flyt_express_out": (
-        ctypes.c_int64,
-        (_ADDRESS, *[_U64] * 3, ctypes.c_int64, ctypes.c_int, _U64, ctypes.c_int, _U64),
-    ),
-    "flyt_express_fill": (ctypes.c_int64, (_ADDRESS, *[_U64] * 3, ctypes.c_int64)),
-    "flyt_express_part": (ctypes.c_int64, (_ADDRESS, *[_U64] * 4, _ADDRESS)),
     "flyt_express_state": (ctypes.c_int, (_ADDRESS, _U64)),
     "flyt_express_kernel_size": (ctypes.c_size_t, ()),
-    "flyt_express_launch": (
-        ctypes.c_int64,
-        (_ADDRESS, _ADDRESS, ctypes.c_char_p, _U64, ctypes.c_char_p, _U64),
-    ),
-    "flyt_express_sync": (ctypes.c_int64, (_ADDRESS, *[_U64] * 3, ctypes.c_int)),
     "flyt_express_read": (ctypes.c_int, (_ADDRESS,)),
     "flyt_express_heard": (None, (_ADDRESS,)),
     "flyt_express_answered": (None, (_ADDRESS, _U64, _U64)),
@@ -68,7 +53,8 @@ _QUICK = {
     "flyt_shield_enter": (None, (_ADDRESS,)),
     "flyt_shield_leave": (None, (_ADDRESS,)),
 }
-"""Done in less time than giving the GIL away and getting it back takes."""
+"""Done in less time than giving the GIL away and getting it back takes; and so are the short way's
+calls, which are builtins (`flyt.shm.native.entries`)."""
 
 _LONG = {
     "flyt_ring_wait": (ctypes.c_int, (_ADDRESS, _POSITION, _U64, ctypes.c_int)),
@@ -110,14 +96,8 @@ class Native:
         self.express_add = quick.flyt_express_add
         self.express_remove = quick.flyt_express_remove
         self.express_end = quick.flyt_express_end
-        self.express_in = quick.flyt_express_in
-        self.express_out = quick.flyt_express_out
-        self.express_fill = quick.flyt_express_fill
-        self.express_part = quick.flyt_express_part
         self.express_state = quick.flyt_express_state
         self.express_kernel_size = int(quick.flyt_express_kernel_size())
-        self.express_launch = quick.flyt_express_launch
-        self.express_sync = quick.flyt_express_sync
         self.express_read = quick.flyt_express_read
         self.express_wait = long.flyt_express_wait
         self.express_heard = quick.flyt_express_heard
