@@ -61,6 +61,8 @@ CALLS: dict[str, Callable[[int, Any, int], Any]] = {
     "fill": lambda device, *_: cudart.cudaMemset(device, 7, SIZE),
     "to pinned": lambda device, _, pinned: cudart.cudaMemcpy(pinned, device, SIZE, D2H),
     "from pinned": lambda device, _, pinned: cudart.cudaMemcpy(device, pinned, SIZE, H2D),
+    "to pinned, long": lambda device, _, pinned: cudart.cudaMemcpy(pinned, device, LONG, D2H),
+    "from pinned, long": lambda device, _, pinned: cudart.cudaMemcpy(device, pinned, LONG, H2D),
     "by slots": lambda device, *_: (
         cudart.cudaMemcpy(device, BY_SLOTS, len(BY_SLOTS), H2D),
         cudart.cudaDeviceSynchronize(),
@@ -87,7 +89,7 @@ def test_an_interrupt_at_any_line_loses_nothing(
     if "late" in name:  # it sends, and looks for no answer
         session.express._link.hold_ns = 0
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    device, pinned = cudart.cudaMalloc(LONG)[1], cudart.cudaHostAlloc(SIZE, 0)[1]
+    device, pinned = cudart.cudaMalloc(LONG)[1], cudart.cudaHostAlloc(LONG, 0)[1]
     data = np.full(LONG, 5, np.uint8)
     interrupter = None
     while interrupter is None or interrupter.where:
@@ -113,7 +115,7 @@ def test_an_interrupt_at_any_line_loses_nothing(
         if faults := _faults(session):
             bad.append(f"{interrupter.where}: {faults}")
             session = connect(one_backend)  # the tables of the old one are what they are
-            device, pinned = cudart.cudaMalloc(LONG)[1], cudart.cudaHostAlloc(SIZE, 0)[1]
+            device, pinned = cudart.cudaMalloc(LONG)[1], cudart.cudaHostAlloc(LONG, 0)[1]
     assert at > 5, "the short way was not taken"
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask, "signals stay blocked"
     assert not bad, "\n".join(bad)

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A long synchronous copy of pinned memory: its thread looks for the answer itself, by the library.
+
+`flyt.frontend.express_link.ExpressLink.hears`, and what has to hold when it is not alone.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flyt
+import flyt as cudart
+from flyt.frontend import express_link
+from flyt.shm import ring
+
+pytestmark = pytest.mark.skipif(ring.usable() is None, reason="the short way needs rings")
+
+H2D, D2H = (
+    cudart.cudaMemcpyKind.cudaMemcpyHostToDevice,
+    cudart.cudaMemcpyKind.cudaMemcpyDeviceToHost,
+)
+SIZE = 1 << 20
+PATIENT = 10.0
+"""Seconds that a thread looks for an answer here, however few processors there are."""
+DEVICES_UNAVAILABLE = 46
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(express_link, "spin_seconds", lambda: PATIENT)
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> Callable[[flyt.Session], list[str]]:
+    """Commands that are waited for the general way from now on."""
+
+    def noting(session: flyt.Session) -> list[str]:
+        seen: list[str] = []
+        wait = session.connection.wait
+
+        def noted(pending: Any) -> None:
+            seen.append(pending.name)
+            wait(pending)
+
+        monkeypatch.setattr(session.connection, "wait", noted)
+        return seen
+
+    return noting
+
+
+def test_it_ends_without_the_general_way(
+    one_backend: Any, connect: Callable[..., flyt.Session], waits: Any
+) -> None:
+    session = connect(one_backend)
+    there, back = (flyt.pinned_empty(SIZE, np.uint8) for _ in range(2))
+    device = cudart.cudaMalloc(SIZE)[1]
+    general = waits(session)
+    for n in range(50):
+        there[:] = n
+        assert cudart.cudaMemcpy(device, there, SIZE, H2D) == (0,)
+        assert cudart.cudaMemcpy(back, device, SIZE, D2H) == (0,)
+        assert (back == n).all()
+        assert not flyt.inflight()
+    assert len(general) < 5, "now and then the worker sleeps, and has to be woken"
+
+
+@pytest.mark.emulated_only(reason="a device that fails")
+@pytest.mark.parametrize("to_device", [True, False], ids=["to device", "to host"])
+def test_its_error_is_its_own(
+    backend: Callable[..., Any], connect: Callable[..., flyt.Session], to_device: bool
+) -> None:
+    """Of the third copy, not of a later call, and told once."""
+    connect(backend(device_options="fault=copy:1:3"))
+    pinned, device = flyt.pinned_empty(SIZE, np.uint8), cudart.cudaMalloc(SIZE)[1]
+    ends = (device, pinned, SIZE, H2D) if to_device else (pinned, device, SIZE, D2H)
+    said = [cudart.cudaMemcpy(*ends)[0] for _ in range(5)]
+    assert said == [0, 0, 1, 0, 0]
+    assert cudart.cudaDeviceSynchronize() == (0,)
+
+
+@pytest.mark.emulated_only(reason="a slowed device")
+def test_another_thread_may_read_its_answer(
+    backend: Callable[..., Any], connect: Callable[..., flyt.Session]
+) -> None:
+    session = connect(backend(device_options="latency=0.3"))
+    pinned, device = flyt.pinned_empty(SIZE, np.uint8), cudart.cudaMalloc(SIZE)[1]
+    pinned[:] = 7
+    assert cudart.cudaMemcpy(device, pinned, SIZE, H2D) == (0,)
+    pinned[:] = 0
+    said: list[Any] = []
+    copier = threading.Thread(
+        target=lambda: said.append(cudart.cudaMemcpy(pinned, device, SIZE, D2H))
+    )
+    copier.start()
+    deadline = time.monotonic() + PATIENT / 2
+    while copier.is_alive() and time.monotonic() < deadline:
+        with session.connection.lock:  # brings the tables up to date, and reads
+            session.connection.drain()
+    copier.join(PATIENT / 4)
+    assert not copier.is_alive(), "it looks for an answer that another thread has read"
+    assert said == [(0,)]
+    assert (pinned == 7).all()
+
+
+@pytest.mark.emulated_only(reason="a slowed device")
+def test_a_session_may_end_meanwhile(
+    backend: Callable[..., Any], connect: Callable[..., flyt.Session]
+) -> None:
+    """Its window is not unmapped under the hands of who looks."""
+    session = connect(backend(device_options="latency=1"))
+    pinned, device = flyt.pinned_empty(SIZE, np.uint8), cudart.cudaMalloc(SIZE)[1]
+    said: list[Any] = []
+    copier = threading.Thread(
+        target=lambda: said.append(cudart.cudaMemcpy(device, pinned, SIZE, H2D)[0])
+    )
+    copier.start()
+    while not flyt.inflight():
+        time.sleep(0.001)
+    session.close()
+    copier.join(PATIENT / 2)
+    assert not copier.is_alive()
+    assert said in ([0], [DEVICES_UNAVAILABLE])
+
+
+@pytest.mark.emulated_only(reason="a slowed device")
+def test_other_threads_go_on_meanwhile(
+    backend: Callable[..., Any], connect: Callable[..., flyt.Session]
+) -> None:
+    """Nobody holds the lock while it looks: what needs no answer of the worker returns at once."""
+    connect(backend(device_options="latency=1"))
+    pinned, device = flyt.pinned_empty(SIZE, np.uint8), cudart.cudaMalloc(SIZE)[1]
+    copier = threading.Thread(target=cudart.cudaMemcpy, args=(device, pinned, SIZE, H2D))
+    copier.start()
+    while not flyt.inflight():
+        time.sleep(0.001)
+    calls = 0
+    while copier.is_alive():
+        assert cudart.cudaPointerGetAttributes(device)[0] == 0
+        calls += 1
+    assert calls > 20
