@@ -106,13 +106,13 @@ class Express:
                     return True
                 if said == ELSEWHERE:
                     return False
-                is_long = self._is_long(said, size)
-                pending = None if is_long else self._see_to(said)
+                is_long = said < SENT and size > self._area.cell
+                pending = None if is_long and not self._state.asleep else self._see_to(said)
             except BaseException:
                 link.nudge()
                 raise
         if is_long:
-            self._end_long(said)
+            self._end_long(said, pending)
         elif pending is not None:
             self._end(pending)
         return True
@@ -134,14 +134,14 @@ class Express:
                         return True
                     if said == ELSEWHERE:
                         return False
-                    is_long = self._is_long(said, size)
-                    pending = None if is_long else self._see_to(said)
+                    is_long = said < SENT and size > self._area.cell
+                    pending = None if is_long and not state.asleep else self._see_to(said)
                     has_cell = state.reader and state.owner == call
                 except BaseException:
                     link.nudge()
                     raise
             if is_long:
-                self._end_long(said)
+                self._end_long(said, pending)
             elif has_cell:
                 self._await(pending, host, size)
             elif pending is not None:
@@ -266,20 +266,17 @@ class Express:
                 raise connection.lost
             return pending
 
-    def _is_long(self, said: int, size: int) -> bool:
-        """Whether a copy is on its way that takes a while, and nobody has to be woken for it."""
-        return said < SENT and size > self._area.cell and not self._state.asleep
-
     # --- inside, without it ---
 
-    def _end_long(self, said: int) -> None:
+    def _end_long(self, said: int, pending: Pending | None) -> None:
         """Wait for a copy between the device and pinned memory: by the library as long as a thread
         looks for answers, and with no table brought up to date where it was a success."""
         with self._users:
             if self._link.hears(SENT - said):
                 return
-        with self._raw:
-            pending = self._see_to(said)
+        if pending is None:
+            with self._raw:
+                pending = self._see_to(said)
         if pending is not None:
             self._end(pending)
         self._connection.raise_deferred()  # its error was told meanwhile: nobody waited for it yet

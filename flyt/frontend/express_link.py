@@ -308,9 +308,10 @@ class ExpressLink:
                     return False
                 told = self._read(self.at)
                 state = self._state(self.at, number)
+                is_gone = state < 0 and self._inflight.get(number) is None
             if state == 1:
                 return True
-            if state < 0 or (came and not told):
+            if is_gone or (came and not told):
                 return False
         return False
 

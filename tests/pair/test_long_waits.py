@@ -16,7 +16,8 @@ import pytest
 
 import flyt
 import flyt as cudart
-from flyt.frontend import express_link
+from flyt.frontend import express_link, session as session_module
+from flyt.rpc import messages as m
 from flyt.shm import ring
 
 pytestmark = pytest.mark.skipif(ring.usable() is None, reason="the short way needs rings")
@@ -29,6 +30,33 @@ SIZE = 1 << 20
 PATIENT = 10.0
 """Seconds that a thread looks for an answer here, however few processors there are."""
 DEVICES_UNAVAILABLE = 46
+
+
+def copier(session: flyt.Session, *ends: Any) -> tuple[threading.Thread, list[Any]]:
+    """A thread that copies, and what it was told. Its worker is awake, so nobody wakes it first."""
+    said: list[Any] = []
+
+    def copy() -> None:
+        session.connection.call(m.Ping)
+        said.append(cudart.cudaMemcpy(*ends))
+
+    thread = threading.Thread(target=copy)
+    thread.start()
+    return thread, said
+
+
+def read_for(session: flyt.Session, thread: threading.Thread) -> None:
+    """Read all answers until the thread ends, or has had time enough."""
+    deadline = time.monotonic() + PATIENT / 2
+    while thread.is_alive() and time.monotonic() < deadline:
+        with session.connection.lock:  # brings the tables up to date, and reads
+            session.connection.drain()
+
+
+def await_copy() -> None:
+    """Return once a copy is on its way."""
+    while not any(command.size == SIZE for command in flyt.inflight()):
+        time.sleep(0.001)
 
 
 @pytest.fixture(autouse=True)
@@ -71,15 +99,43 @@ def test_it_ends_without_the_general_way(
 
 
 @pytest.mark.emulated_only(reason="a device that fails")
+@pytest.mark.parametrize("asleep", [False, True], ids=["awake", "asleep"])
+@pytest.mark.parametrize("by_another", [False, True], ids=["alone", "read by another thread"])
 @pytest.mark.parametrize("to_device", [True, False], ids=["to device", "to host"])
 def test_its_error_is_its_own(
-    backend: Callable[..., Any], connect: Callable[..., flyt.Session], to_device: bool
+    backend: Callable[..., Any],
+    connect: Callable[..., flyt.Session],
+    monkeypatch: pytest.MonkeyPatch,
+    to_device: bool,
+    by_another: bool,
+    asleep: bool,
 ) -> None:
     """Of the third copy, not of a later call, and told once."""
-    connect(backend(device_options="fault=copy:1:3"))
+    session = connect(backend(device_options="fault=copy:1:3"))
     pinned, device = flyt.pinned_empty(SIZE, np.uint8), cudart.cudaMalloc(SIZE)[1]
     ends = (device, pinned, SIZE, H2D) if to_device else (pinned, device, SIZE, D2H)
-    said = [cudart.cudaMemcpy(*ends)[0] for _ in range(5)]
+    if by_another:
+
+        def hears(number: int) -> bool:
+            while True:  # what another thread would do just before this one looks
+                with session.connection.lock:
+                    session.connection.drain()
+                    if session.connection.inflight.get(number) is None:
+                        return False
+
+        monkeypatch.setattr(session.express._link, "hears", hears)
+    said: list[int] = []
+
+    def copy() -> None:
+        for _ in range(5):
+            session.connection.call(m.Ping)
+            if asleep:
+                time.sleep(0.05)
+            said.append(cudart.cudaMemcpy(*ends)[0])
+
+    thread = threading.Thread(target=copy)
+    thread.start()
+    thread.join(PATIENT / 2)
     assert said == [0, 0, 1, 0, 0]
     assert cudart.cudaDeviceSynchronize() == (0,)
 
@@ -93,39 +149,31 @@ def test_another_thread_may_read_its_answer(
     pinned[:] = 7
     assert cudart.cudaMemcpy(device, pinned, SIZE, H2D) == (0,)
     pinned[:] = 0
-    said: list[Any] = []
-    copier = threading.Thread(
-        target=lambda: said.append(cudart.cudaMemcpy(pinned, device, SIZE, D2H))
-    )
-    copier.start()
-    deadline = time.monotonic() + PATIENT / 2
-    while copier.is_alive() and time.monotonic() < deadline:
-        with session.connection.lock:  # brings the tables up to date, and reads
-            session.connection.drain()
-    copier.join(PATIENT / 4)
-    assert not copier.is_alive(), "it looks for an answer that another thread has read"
+    thread, said = copier(session, pinned, device, SIZE, D2H)
+    read_for(session, thread)
+    thread.join(PATIENT / 4)
+    assert not thread.is_alive(), "it looks for an answer that another thread has read"
     assert said == [(0,)]
     assert (pinned == 7).all()
 
 
 @pytest.mark.emulated_only(reason="a slowed device")
 def test_a_session_may_end_meanwhile(
-    backend: Callable[..., Any], connect: Callable[..., flyt.Session]
+    backend: Callable[..., Any],
+    connect: Callable[..., flyt.Session],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its window is not unmapped under the hands of who looks."""
-    session = connect(backend(device_options="latency=1"))
+    monkeypatch.setattr(express_link, "TURN_SECONDS", 1.5)
+    monkeypatch.setattr(session_module, "GOODBYE_SECONDS", 1.0)
+    session = connect(backend(device_options="latency=4"))
     pinned, device = flyt.pinned_empty(SIZE, np.uint8), cudart.cudaMalloc(SIZE)[1]
-    said: list[Any] = []
-    copier = threading.Thread(
-        target=lambda: said.append(cudart.cudaMemcpy(device, pinned, SIZE, H2D)[0])
-    )
-    copier.start()
-    while not flyt.inflight():
-        time.sleep(0.001)
+    thread, said = copier(session, device, pinned, SIZE, H2D)
+    await_copy()
     session.close()
-    copier.join(PATIENT / 2)
-    assert not copier.is_alive()
-    assert said in ([0], [DEVICES_UNAVAILABLE])
+    thread.join(PATIENT / 2)
+    assert not thread.is_alive()
+    assert said in ([(0,)], [(DEVICES_UNAVAILABLE,)])
 
 
 @pytest.mark.emulated_only(reason="a slowed device")
@@ -133,14 +181,13 @@ def test_other_threads_go_on_meanwhile(
     backend: Callable[..., Any], connect: Callable[..., flyt.Session]
 ) -> None:
     """Nobody holds the lock while it looks: what needs no answer of the worker returns at once."""
-    connect(backend(device_options="latency=1"))
+    session = connect(backend(device_options="latency=1"))
     pinned, device = flyt.pinned_empty(SIZE, np.uint8), cudart.cudaMalloc(SIZE)[1]
-    copier = threading.Thread(target=cudart.cudaMemcpy, args=(device, pinned, SIZE, H2D))
-    copier.start()
-    while not flyt.inflight():
-        time.sleep(0.001)
+    thread, said = copier(session, device, pinned, SIZE, H2D)
+    await_copy()
     calls = 0
-    while copier.is_alive():
+    while thread.is_alive():
         assert cudart.cudaPointerGetAttributes(device)[0] == 0
         calls += 1
     assert calls > 20
+    assert said == [(0,)]
