@@ -253,6 +253,8 @@ class Express:
         """After a command went out: what is left to do, and the command, if it has to be waited
         for and no answer to it was read."""
         link, connection = self._link, self._connection
+        if said == LOOK and link.is_quiet():
+            return None
         with self._lock:
             asleep = self._state.asleep if said < SENT else max(said, 0)
             if asleep:

@@ -327,6 +327,11 @@ class ExpressLink:
 
     # --- after the library has sent a command ---
 
+    def is_quiet(self) -> bool:
+        """Under the lock: whether the connection has nothing to tell. Most looks find that, and
+        the tables need not be brought up to date for it."""
+        return self._wire.is_quiet()
+
     def wake(self, asleep: int) -> None:
         """Under the lock: the reader slept when the command was published."""
         if not self._wire.wake(asleep):

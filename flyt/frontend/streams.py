@@ -107,11 +107,11 @@ class StreamTable:
 
     def known(self, handle: int, device: int) -> Stream | None:
         """What a handle means to this thread, if there is such a stream already; None below 0."""
-        if handle < 0:
-            return None
         if handle > PER_THREAD:
             return self._streams.get(handle)
-        return self.special(handle, device)
+        if handle == LEGACY and (legacy := self._legacy.get(device)):
+            return legacy  # the commonest
+        return None if handle < 0 else self.special(handle, device)
 
     def number_of(self, handle: int, device: int) -> int | None:
         """What commands call the stream, if there is such a stream already."""

@@ -184,6 +184,10 @@ class Wire:
         self._announced = frames is None
         return frames
 
+    def is_quiet(self) -> bool:
+        """Whether the connection has nothing to tell; changes nothing."""
+        return self._dialer.is_quiet()
+
     @property
     def may_have_more(self) -> bool:
         """After `receive` gave something: whether it is worth calling again at once."""

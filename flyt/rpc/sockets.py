@@ -292,6 +292,11 @@ class Dialer:
         """Whether `receive` has something; cheap."""
         return bool(int(self._wire.socket.get(zmq.EVENTS)) & zmq.POLLIN)
 
+    def is_quiet(self) -> bool:
+        """Whether neither `receive` nor `check` has anything; changes nothing."""
+        here, monitor = self._wire.socket, self._wire.monitor
+        return not (int(here.get(zmq.EVENTS)) | int(monitor.get(zmq.EVENTS))) & zmq.POLLIN
+
     def receive(self) -> list[bytes] | None:
         """The next message's frames, or None; never waits."""
         return self._wire.inbox.next()

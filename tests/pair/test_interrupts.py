@@ -164,7 +164,7 @@ def test_the_place_of_an_interrupted_copy_is_its_own(
         patch.setattr(session.connection._wire, "wants_a_look", interrupted)
         if session.express is not None:
             session.express._state.since, session.express._state.looked = LOOKS - 1, 0
-            patch.setattr(session.connection, "drain", interrupted)
+            patch.setattr(session.express._link, "is_quiet", interrupted)
             patch.setattr(session.express._link, "wake", lambda _: interrupted())
         with pytest.raises(KeyboardInterrupt):
             cudart.cudaMemcpy(first, np.full(SIZE, 1, np.uint8), SIZE, H2D)
