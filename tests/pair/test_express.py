@@ -19,6 +19,7 @@ import pytest
 
 import flyt
 import flyt as cudart
+from flyt.frontend.express import LOOK
 from flyt.frontend.inflight import Pending
 from flyt.frontend.ways import StagedWay
 from flyt.rpc import messages as m
@@ -381,6 +382,27 @@ def test_a_wait_for_small_work_takes_the_short_way(
             wait()
             assert not flyt.inflight()
     assert len(general) < 10, "now and then an answer is late"
+
+
+@needs_rings
+@pytest.mark.parametrize("quiet", [True, False], ids=["quiet", "not quiet"])
+def test_a_look_reads_what_the_connection_has(
+    session: flyt.Session, device: int, monkeypatch: pytest.MonkeyPatch, quiet: bool
+) -> None:
+    """Now and then a post looks at the connection, and only if it has something at the tables."""
+    said: list[int] = []
+    fill, drain, drained = session.express._fill, session.connection.drain, []
+    monkeypatch.setattr(session.express, "_fill", lambda *a: said.append(fill(*a)) or said[-1])
+    monkeypatch.setattr(session.connection, "drain", lambda: drained.append(drain()))
+    monkeypatch.setattr(session.connection._wire._dialer, "is_quiet", lambda: quiet)
+    deadline = time.monotonic() + LIMIT
+    while LOOK not in said and time.monotonic() < deadline:
+        session.connection.call(m.Ping)  # the worker is awake
+        session.express._state.since, session.express._state.looked = 31, 0
+        drained.clear()
+        assert cudart.cudaMemset(device, 7, SIZE) == (0,)
+    assert LOOK in said
+    assert bool(drained) != quiet
 
 
 @pytest.mark.emulated_only(reason="a slowed device")

@@ -183,6 +183,27 @@ def test_nothing_waits(listen: Any, dial: Any, address: str) -> None:
     assert dialer.lost is None
 
 
+def test_quiet_is_who_has_nothing_to_tell(
+    listen: Any, dial: Any, address: str, eventually: Eventually
+) -> None:
+    listener = listen(address)
+    dialer = dial(listener)
+    dialer.send([b"x"])
+    incoming = eventually(listener.receive)
+    eventually(lambda: not dialer.is_quiet())  # it is connected
+    dialer.check()
+    assert dialer.is_quiet()
+    assert listener.send(incoming.identity, [b"y"])
+    assert eventually(lambda: not dialer.is_quiet())
+    assert not dialer.is_quiet(), "asking takes nothing away"
+    assert dialer.receive() == [b"y"]
+    assert dialer.is_quiet()
+    listener.close()
+    assert eventually(lambda: not dialer.is_quiet())
+    dialer.check()
+    assert dialer.lost
+
+
 def test_pollables_wake_up(listen: Any, dial: Any, address: str, eventually: Eventually) -> None:
     listener = listen(address)
     poller = zmq.Poller()
