@@ -22,7 +22,7 @@ import numpy as np
 
 import flyt
 from flyt._version import __version__
-from flyt.environment import RING
+from flyt.environment import NATIVE, RING
 from flyt.errors import ConfigurationError, FlytError, RegionError
 from flyt.frontend.session import Session
 from flyt.frontend.settings import Settings
@@ -143,14 +143,24 @@ def cache_type(path: str) -> str:
 
 def commands_step(visit: Visit) -> str:
     """Which way the commands take."""
+    for switch in (NATIVE, RING):
+        if not switch.read():
+            raise Unsound(f"{switch.name}=0 turns the fast way of commands off: unset it")
     if native() is None:
         raise Unsound(
             "libflyt.so is not built, so each command takes a ZeroMQ round trip: install a C "
             "compiler, then Flyt again"
         )
-    if not RING.read():
-        raise Unsound("FLYT_RING=0 turns the fast way of commands off: unset it")
-    return "rings in shared memory" if visit.connected().memory is not None else "ZeroMQ"
+    session = visit.connected()
+    if session.memory is None:
+        return "ZeroMQ"
+    if session.connection.link is None:
+        raise Unsound(
+            "the backend has no rings, so each command takes a ZeroMQ round trip: on its host "
+            "install a C compiler, then Flyt again, or start it without FLYT_RING=0 and "
+            "FLYT_NATIVE=0"
+        )
+    return "rings in shared memory"
 
 
 def devices_step(visit: Visit) -> str:

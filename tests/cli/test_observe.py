@@ -21,6 +21,7 @@ from flyt.cli.doctor import cache_type
 from flyt.cli.status import fetch, table_of
 from flyt.cli.top import rates_of
 from flyt.frontend.settings import Settings
+from flyt.shm.native import LIBRARY
 from tests.pair.raw import eventually
 
 LIMIT = 60.0
@@ -227,7 +228,8 @@ def diagnosis(backend: Any, *words: str, **environment: str) -> tuple[int, dict[
 def test_doctor_of_a_sound_set_up(served: Any) -> None:
     code, steps = diagnosis(served)
     if not steps["commands"]["ok"]:
-        reason = "FLYT_RING" if os.environ.get("FLYT_RING") == "0" else "libflyt.so"
+        off = [name for name in ("FLYT_NATIVE", "FLYT_RING") if os.environ.get(name) == "0"]
+        reason = off[0] if off else "libflyt.so"
         assert reason in steps["commands"]["text"]
         del steps["commands"]
     else:
@@ -271,6 +273,29 @@ def test_doctor_of_a_backend_without_a_region(backend: Callable[..., Any]) -> No
     code, steps = diagnosis(one)
     assert code == 1
     assert "--no-region" in steps["region"]["text"]
+
+
+needs_library = pytest.mark.skipif(not LIBRARY.exists(), reason="no C compiler was there")
+
+
+@needs_library
+@pytest.mark.parametrize("switch", ["FLYT_RING", "FLYT_NATIVE"])
+def test_doctor_names_the_switch_that_keeps_the_rings_away(served: Any, switch: str) -> None:
+    others = {name: "1" for name in ("FLYT_RING", "FLYT_NATIVE") if name != switch}
+    code, steps = diagnosis(served, **{**others, switch: "0"})
+    assert code == 1
+    assert f"{switch}=0" in steps["commands"]["text"]
+    assert "compiler" not in steps["commands"]["text"]
+
+
+@needs_library
+@pytest.mark.parametrize("switch", ["FLYT_RING", "FLYT_NATIVE"])
+def test_doctor_of_a_backend_without_rings(backend: Callable[..., Any], switch: str) -> None:
+    one = backend(env={switch: "0"})
+    code, steps = diagnosis(one, FLYT_RING="1", FLYT_NATIVE="1")
+    assert code == 1
+    assert not steps["commands"]["ok"]
+    assert "the backend" in steps["commands"]["text"]
 
 
 @pytest.mark.parametrize("spec", ["pci:", "pci:0000:00:1f.7", "pci:1M"])

@@ -158,6 +158,21 @@ def test_the_bound_is_of_the_worst_of_the_large_blocks() -> None:
         assert "MISSED" in verdict(rows)
 
 
+def test_loads_are_compared_in_one_block_s_size() -> None:
+    rows = bandwidth()
+    for row in rows:
+        if row["operation"] == "chase":
+            row["ns_per_load"] = {MIB: 54.0, 256 * MIB: 149.0, 1024 * MIB: 154.0}[row["size"]]
+    for row in (row for row in rows if row["memory"].startswith("imported")):
+        row["of_local"] -= 0.001 * (row["size"] == 1024 * MIB)  # the worst is not the first
+    verdict = EXPERIMENTS["bandwidth"].verdict
+    assert "local 154.0 ns, imported vmm 154.0 ns, imported legacy 154.0 ns" in verdict(rows)
+    broken_off = [row for row in rows if (row["operation"], row["size"]) != ("chase", 1024 * MIB)]
+    assert "local 149.0 ns, imported vmm 149.0 ns" in verdict(broken_off)
+    broken_off.append(next(row for row in rows if row not in broken_off))
+    assert "a load that waits" not in verdict(broken_off)
+
+
 def test_small_blocks_alone_tell_nothing_of_the_bound() -> None:
     rows = [row for row in bandwidth() if row["size"] == MIB]
     assert EXPERIMENTS["bandwidth"].verdict(rows) == "cuda: no block of 256 MiB was measured"

@@ -203,18 +203,27 @@ def verdict(rows: list[Row]) -> str:
     if read is not None:
         kept = "kept" if read["of_local"] >= READ_BOUND else "MISSED"
         told.append(f"the bound of {READ_BOUND} for reading it from {LARGE >> 20} MiB on is {kept}")
-    loads = [_worst(rows, "chase", memory) for memory in (LOCAL, IMPORTED, IMPORTED_LEGACY)]
-    if all(loads):
-        times = ", ".join(f"{row['memory']} {row['ns_per_load']:.0f} ns" for row in loads if row)
+    loads = [_largest(rows, "chase", memory) for memory in (LOCAL, IMPORTED, IMPORTED_LEGACY)]
+    if len({row["size"] if row else None for row in loads}) == 1 and all(loads):
+        times = ", ".join(f"{row['memory']} {row['ns_per_load']:.1f} ns" for row in loads if row)
         told.append(f"a load that waits for the one before: {times}")
     return "cuda: " + ("; ".join(told) or f"no block of {LARGE >> 20} MiB was measured")
 
 
-def _worst(rows: list[Row], operation: str, memory: str) -> Row | None:
-    """Of the large blocks."""
-    found = [
+def _large(rows: list[Row], operation: str, memory: str) -> list[Row]:
+    return [
         row
         for row in rows
         if (row["operation"], row["memory"]) == (operation, memory) and row["size"] >= LARGE
     ]
+
+
+def _worst(rows: list[Row], operation: str, memory: str) -> Row | None:
+    """Of the large blocks."""
+    found = _large(rows, operation, memory)
     return min(found, key=lambda row: float(row["of_local"])) if found else None
+
+
+def _largest(rows: list[Row], operation: str, memory: str) -> Row | None:
+    """The largest block's: what is told of two memories has to be of one size."""
+    return max(_large(rows, operation, memory), key=lambda row: int(row["size"]), default=None)

@@ -2,8 +2,8 @@
 """Compiles Flyt's C files to one library; at install, or with ``python flyt/shm/native/build.py``.
 
 The standard library alone: it runs in a build environment, where Flyt can't be imported yet. The
-library is loaded through ctypes and built without Python's headers, so one build serves every
-Python.
+library is built without Python's headers, and of CPython uses its stable ABI alone (entries.c), so
+one build serves every Python.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ typedef struct {
     note_t note[NOTES];
 } express_t;
 
-// A function, and what the driver is known to take of it: `_is_plain` of flyt/frontend/kernels.py.
+// A function, and what the driver is known to take of it: flyt/frontend/plain_kernel.py.
 typedef struct {
     uint64_t number, size; // of its parameters
     uint64_t grid[3], block[3], threads, shared;
