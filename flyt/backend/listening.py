@@ -73,6 +73,10 @@ class PathLock:
 def _open(path: str, what: str) -> int:
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError as exc:
+        raise ConfigurationError(
+            f"can't listen on {what}: there is no folder {os.path.dirname(path)}; make it first"
+        ) from exc
     except OSError as exc:
         raise ConfigurationError(f"can't listen on {what}: {path}: {exc.strerror}") from exc
 

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -67,16 +69,20 @@ def top(backend: str | None, interval: float, rounds: int | None) -> None:
     try:
         settings = Settings.read(endpoint=backend)
         report, taken = fetch(settings), time.monotonic()
-        with (
-            contextlib.suppress(KeyboardInterrupt),
-            Live(view(report, {}), console=screen()) as live,
-        ):
+        console = screen()
+        with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as shown:
+            # Into a pipe or a file: one view behind the other.
+            show: Callable[[Group], None] = console.print
+            if console.is_terminal:
+                live = shown.enter_context(Live(console=console))
+                show = functools.partial(live.update, refresh=True)
+            show(view(report, {}))
             done = 1
             while rounds is None or done < rounds:
                 time.sleep(interval)
                 earlier, before = report, taken
                 report, taken = fetch(settings), time.monotonic()
-                live.update(view(report, rates_of(earlier, report, taken - before)))
+                show(view(report, rates_of(earlier, report, taken - before)))
                 done += 1
     except FlytError as exc:
         click.echo(f"flyt top: {exc}", err=True)

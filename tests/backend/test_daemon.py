@@ -133,6 +133,14 @@ def test_a_second_daemon_on_one_region(run: Run, backend: Callable[..., Any]) ->
     assert os.path.exists(first.region)
 
 
+def test_a_socket_in_no_folder(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "none"
+    refusal(
+        run("--device", "emulated", "--listen", f"ipc://{folder}/b.sock"),
+        f"there is no folder {folder}",
+    )
+
+
 def test_a_second_daemon_at_one_socket(
     run: Run, backend: Callable[..., Any], raw: Callable[[str], Any]
 ) -> None:

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import urllib.request
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +31,7 @@ LIMIT = 60.0
 
 CLIENT = """
 import sys
+import termios
 import numpy as np
 import flyt, flyt as cudart
 K = cudart.cudaMemcpyKind
@@ -164,9 +168,33 @@ def test_who_listens_on_tcp_alone_needs_one_more_endpoint(backend: Callable[...,
 def test_top(served: Any, client: Any) -> None:
     done = flyt(served, "top", "-n", "2", "--interval", "0.1", COLUMNS="200")
     assert done.returncode == 0, done.stderr
-    (row,) = [line for line in done.stdout.splitlines() if f" {client.pid} " in line]
-    for word in (f"uid {os.getuid()}", "3.0 MiB", "running", "0 B/s"):
-        assert word in row, row
+    rows = [line for line in done.stdout.splitlines() if f" {client.pid} " in line]
+    assert len(rows) == 2, "where there is no terminal each view is printed"
+    for row in rows:
+        for word in (f"uid {os.getuid()}", "3.0 MiB", "running"):
+            assert word in row, row
+    assert "0 B/s" in rows[1]
+    assert "0 B/s" not in rows[0], "a rate takes two looks"
+
+
+def test_top_in_a_terminal(served: Any, client: Any) -> None:
+    """One view in the place of the other."""
+    ours, theirs = os.openpty()
+    with os.fdopen(theirs, "w") as terminal, os.fdopen(ours, "rb", buffering=0) as screen:
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 50, 200, 0, 0))
+        done = subprocess.run(
+            [sys.executable, "-m", "flyt.cli.main", "top", "-n", "2", "--interval", "0.1"],
+            stdout=terminal,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **served.env, "FLYT_BACKEND": served.endpoint, "TERM": "xterm"},
+            timeout=LIMIT,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        os.set_blocking(ours, False)
+        shown = b"".join(iter(lambda: screen.read(1 << 16), None)).decode()
+    assert f" {client.pid} " in shown
+    assert "\x1b[1A" in shown, "the cursor goes back up"
 
 
 def test_top_ends_with_the_backend(backend: Callable[..., Any]) -> None:
