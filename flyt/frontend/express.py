@@ -107,12 +107,14 @@ class Express:
                 if said == ELSEWHERE:
                     return False
                 is_long = said < SENT and size > self._area.cell
+                if is_long:
+                    link.awaited[SENT - said] = None
                 pending = None if is_long and not self._state.asleep else self._see_to(said)
             except BaseException:
                 link.nudge()
                 raise
         if is_long:
-            self._end_long(said, pending)
+            self._end_long(SENT - said)
         elif pending is not None:
             self._end(pending)
         return True
@@ -135,13 +137,15 @@ class Express:
                     if said == ELSEWHERE:
                         return False
                     is_long = said < SENT and size > self._area.cell
+                    if is_long:
+                        link.awaited[SENT - said] = None
                     pending = None if is_long and not state.asleep else self._see_to(said)
                     has_cell = state.reader and state.owner == call
                 except BaseException:
                     link.nudge()
                     raise
             if is_long:
-                self._end_long(said, pending)
+                self._end_long(SENT - said)
             elif has_cell:
                 self._await(pending, host, size)
             elif pending is not None:
@@ -270,18 +274,21 @@ class Express:
 
     # --- inside, without it ---
 
-    def _end_long(self, said: int, pending: Pending | None) -> None:
+    def _end_long(self, number: int) -> None:
         """Wait for a copy between the device and pinned memory: by the library as long as a thread
         looks for answers, and with no table brought up to date where it was a success."""
-        with self._users:
-            if self._link.hears(SENT - said):
-                return
-        if pending is None:
-            with self._raw:
-                pending = self._see_to(said)
-        if pending is not None:
-            self._end(pending)
-        self._connection.raise_deferred()  # its error was told meanwhile: nobody waited for it yet
+        awaited = self._link.awaited
+        try:
+            with self._users:
+                if self._link.hears(number):
+                    return
+            with self._lock:  # the command is in the table by now, if it was no success
+                pending = awaited[number]
+            if pending is not None:
+                self._end(pending)
+            self._connection.raise_deferred()
+        finally:
+            awaited.pop(number, None)
 
     def _end(self, pending: Pending) -> None:
         if not pending.done or pending.ended:

@@ -149,6 +149,7 @@ class ExpressLink:
         self._streams: StreamTable | None = None
         self._counts: Statistics | None = None
         self._ended = False
+        self.awaited: dict[int, Pending | None] = {}  # what callers wait for without the lock
         connection.lock.surround(self.absorb, self.lend)
 
     def begin(self, pid: int, area: Area, streams: StreamTable, counts: Statistics) -> None:
@@ -221,6 +222,8 @@ class ExpressLink:
             pending.issued, pending.posted = note.issued / 1e9, True  # until its caller waits
             if not self.link.news:
                 return  # it was told meanwhile, and perhaps answered
+            if pending.id in self.awaited:  # whoever reads an error of it, it is the caller's
+                pending.posted, self.awaited[pending.id] = False, pending
             self._commands[pending.id] = pending
         stream = self._streams.numbered(note.stream) if self._streams is not None else None
         if stream is not None and (stream.last is None or stream.last.id < pending.id):

@@ -48,7 +48,7 @@ def pack(values: Sequence[bytes], facts: FunctionFacts) -> bytes:
         raise DeviceError(
             INVALID_VALUE, f"{len(values)} arguments for a kernel that takes {len(facts.params)}"
         )
-    if not values:
+    if not facts.params:
         return bytes(facts.size)
     if facts.form is not None and [*map(len, values)] == facts.sizes:
         return facts.form.pack(*values)
@@ -146,7 +146,7 @@ def from_arguments(arguments: Sequence[Any], facts: FunctionFacts) -> bytes:
             INVALID_VALUE,
             f"{len(arguments)} arguments for a kernel that takes {len(facts.params)}",
         )
-    if not arguments:
+    if not facts.params:
         return pack((), facts)
     sizes = facts.sizes
     return pack([_PACKERS[type(one)](one, sizes[n], n) for n, one in enumerate(arguments)], facts)

@@ -102,15 +102,21 @@ class Inbox:
     def next(self) -> list[bytes] | None:
         """The next message's frames, or None."""
         while True:
-            parts, length = self._state
+            state = self._state
+            parts, length = state
             if not length:
                 calls = map(_receive, (self._at,), (self._handle,), (_LAST,))
                 length.extend(filter(_is_no_error, calls))
             if not length:
                 _check()
                 return None
-            parts = [*parts, ctypes.string_at(_data(self._at), length[0])]
-            if not _more(self._at):
+            more, data = _more(self._at), _data(self._at)
+            if self._state is not state:  # a handler has read on, and the bytes are gone
+                continue
+            parts = [*parts, ctypes.string_at(data, length[0])]
+            if self._state is not state:
+                continue
+            if not more:
                 self._state = [], []
                 return parts
             self._state = parts, []

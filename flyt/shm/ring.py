@@ -138,8 +138,7 @@ class RingReader(_End):
     def __init__(self, native: Native, address: int, places: int) -> None:
         super().__init__(native, address, places)
         self.has_more = False
-        self._buffer = ctypes.create_string_buffer(layout.RING_ENTRY)
-        self._view = memoryview(self._buffer)
+        self._spare: list[tuple[ctypes.Array[ctypes.c_char], memoryview]] = []
         self._sleeps = 0
 
     @property
@@ -154,16 +153,23 @@ class RingReader(_End):
         ------
         RingDamaged
         """
+        try:  # not one for all: a signal's handler may read in the middle of this
+            buffer, view = self._spare.pop()
+        except IndexError:
+            buffer = ctypes.create_string_buffer(layout.RING_ENTRY)
+            view = memoryview(buffer)
         length = self._native.ring_read(
-            self._address, self._position, self._places, layout.RING_ENTRY, self._buffer
+            self._address, self._position, self._places, layout.RING_ENTRY, buffer
         )
+        message = bytes(view[: length % _MORE]) if length >= 0 else b""
+        self._spare.append((buffer, view))
         if length < 0:
             self.has_more = False
             if length == _EMPTY:
                 return None
             raise self._damaged()
         self.has_more = length >= _MORE
-        return bytes(self._view[: length % _MORE])
+        return message
 
     def wait(self, seconds: float, *, polite: bool) -> bool:
         """Spin for at most ``seconds``, without the GIL, until there is a message.

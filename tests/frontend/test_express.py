@@ -633,6 +633,23 @@ def test_kinds_of_int_are_ints(ends: Ends) -> None:
     assert ends.heard(m.Memset) == m.Memset(1, BLOCK, 1, 64, 5)
 
 
+@pytest.mark.parametrize("name", sorted(GOOD))
+def test_no_code_of_a_program_runs_within_a_call(ends: Ends, name: str) -> None:
+    """It would run with the lock held, and its exception, an interrupt's too, would be lost."""
+    ran = []
+
+    class Indexed:
+        def __index__(self) -> int:
+            ran.append(name)
+            raise KeyboardInterrupt
+
+    good = GOOD[name]
+    for place in range(len(good)):
+        arguments = (*good[:place], Indexed(), *good[place + 1 :])
+        assert ends.calls[name](*arguments) == ELSEWHERE
+    assert not ran
+
+
 def test_the_calls_outlive_what_made_them(ends: Ends) -> None:
     again = ends.library.entries(ends.at)
     assert set(again) == set(GOOD) == set(ends.calls)

@@ -36,6 +36,13 @@ def test_python_s_values_take_the_kernel_s_sizes(pointer: Any) -> None:
     assert params.from_arguments(numpys, FACTS) == EXPECTED
 
 
+def test_an_array_may_hold_the_arguments() -> None:
+    two = FunctionFacts({}, ((0, 4), (4, 4)))
+    given: Any = np.array([1, 2], np.int32)
+    assert params.from_arguments(given, two) == struct.pack("<2i", 1, 2)
+    assert params.from_arguments(given[:0], FunctionFacts({}, ())) == b""
+
+
 ONE = {size: FunctionFacts({}, ((0, size),)) for size in (1, 2, 4, 8, 16)}
 
 

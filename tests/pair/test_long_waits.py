@@ -140,6 +140,35 @@ def test_its_error_is_its_own(
     assert cudart.cudaDeviceSynchronize() == (0,)
 
 
+@pytest.mark.emulated_only(reason="a device that fails")
+@pytest.mark.parametrize("to_device", [True, False], ids=["to device", "to host"])
+def test_its_error_is_told_to_no_other_thread(
+    backend: Callable[..., Any],
+    connect: Callable[..., flyt.Session],
+    monkeypatch: pytest.MonkeyPatch,
+    to_device: bool,
+) -> None:
+    """One that reads the answer, and whose call would tell of errors that nobody waits for."""
+    session = connect(backend(device_options="fault=copy:1:3"))
+    pinned, device = flyt.pinned_empty(SIZE, np.uint8), cudart.cudaMalloc(SIZE)[1]
+    ends = (device, pinned, SIZE, H2D) if to_device else (pinned, device, SIZE, D2H)
+    others: list[Any] = []
+
+    def hears(_: int) -> bool:  # another thread comes first, and sees to all there is
+        other = threading.Thread(target=lambda: others.append(cudart.cudaDeviceSynchronize()))
+        other.start()
+        other.join(PATIENT)
+        return False
+
+    monkeypatch.setattr(session.express._link, "hears", hears)
+    said = []
+    for _ in range(5):
+        session.connection.call(m.Ping)
+        said.append(cudart.cudaMemcpy(*ends)[0])
+    assert said == [0, 0, 1, 0, 0]
+    assert others == [(0,)] * 5
+
+
 @pytest.mark.emulated_only(reason="a slowed device")
 def test_another_thread_may_read_its_answer(
     backend: Callable[..., Any], connect: Callable[..., flyt.Session]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import zmq
@@ -142,3 +143,32 @@ def test_bytes_of_any_kind_are_sent(pair: tuple[zmq.Socket[bytes], zmq.Socket[by
     assert outbox.send([b"\0a", bytearray(b"bc"), memoryview(b"0123456789ab").cast("I")])
     assert outbox.sent == 1
     assert Inbox(pair[1]).next() == [b"\0a", b"bc", b"0123456789ab"]
+
+
+@pytest.mark.parametrize("name", ["_data", "_more"])
+def test_a_read_in_the_middle_of_another_one(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """As by a signal's handler: each message is given out once, and whole."""
+    context = open_context()
+    with context, context.socket(zmq.PAIR) as one, context.socket(zmq.PAIR) as other:
+        one.bind("inproc://here")
+        other.connect("inproc://here")
+        messages = [[b"%d" % n, bytes(100)] for n in range(4)]
+        for message in messages:
+            one.send_multipart(message)
+        inbox = Inbox(other)
+        function = getattr(frames, name)
+        got: list[list[bytes] | None] = []
+        nested = [True]
+
+        def interrupted(*given: Any) -> Any:
+            said = function(*given)
+            if nested:
+                nested.clear()
+                got.append(inbox.next())
+            return said
+
+        monkeypatch.setattr(frames, name, interrupted)
+        while (message := inbox.next()) is not None:
+            got.append(message)
+        inbox.close()
+    assert got == messages

@@ -64,6 +64,28 @@ def test_messages_come_once_and_in_order(ends: tuple[RingWriter, RingReader]) ->
     assert reader.taken == len(got)
 
 
+def test_a_read_in_the_middle_of_another_one(
+    ends: tuple[RingWriter, RingReader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a signal's handler, right behind the library's call: each gets its own message."""
+    writer, reader = ends
+    for message in (b"first", b"second", b"third"):
+        writer.write(message)
+    inner: list[bytes | None] = []
+    read = reader._native.ring_read
+
+    def interrupted(*given: Any) -> int:
+        length = int(read(*given))
+        if not inner:
+            inner.append(None)
+            inner[0] = reader.read()
+        return length
+
+    monkeypatch.setattr(reader._native, "ring_read", interrupted)
+    assert (reader.read(), inner[0]) == (b"first", b"second")
+    assert reader.read() == b"third"
+
+
 def test_the_words_lie_where_the_layout_says(
     page: int, ends: tuple[RingWriter, RingReader]
 ) -> None:

@@ -24,7 +24,7 @@ enum { FASTCALL = 0x80 }; // METH_FASTCALL
 
 typedef struct { // in the order of flyt/shm/native/entries.py
     unsigned long long (*word)(object_t *);
-    long long (*number)(object_t *);
+    intptr_t (*number)(object_t *); // of an int: PyLong_AsLongLong would ask a program's __index__
     object_t *(*made)(long long);
     intptr_t (*length)(object_t *); // of bytes
     char *(*bytes)(object_t *);

@@ -14,7 +14,7 @@ from typing import Any
 
 _FUNCTIONS = (
     "PyLong_AsUnsignedLongLong",
-    "PyLong_AsLongLong",
+    "PyLong_AsSsize_t",
     "PyLong_FromLongLong",
     "PyBytes_Size",
     "PyBytes_AsString",
