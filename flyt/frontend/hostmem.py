@@ -8,7 +8,9 @@ before a byte moves.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import numbers
 import operator
 from typing import Any, NamedTuple
 
@@ -144,14 +146,15 @@ def _indirect(argument: Any) -> HostArgument:
         return HostArgument(_address(operator.index(argument)))
     except TypeError:
         pass
-    try:
-        # Not int(): that would read digits in a text.
-        return HostArgument(_address(argument.__int__()), owner=argument)
-    except (AttributeError, TypeError, ValueError):
-        raise TypeError(
-            f"Provided argument is of type {type(argument)} but expected an int, None or an object "
-            "with the buffer protocol"
-        ) from None
+    # Not int(): that would read digits in a text, and cut a float off.
+    convert = None if isinstance(argument, numbers.Number) else getattr(argument, "__int__", None)
+    if convert is not None:
+        with contextlib.suppress(TypeError, ValueError):
+            return HostArgument(_address(convert()), owner=argument)
+    raise TypeError(
+        f"Provided argument is of type {type(argument)} but expected an int, None or an object "
+        "with the buffer protocol"
+    )
 
 
 def check_source(argument: HostArgument, count: int) -> None:

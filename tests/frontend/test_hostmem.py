@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import array
 import ctypes
+import decimal
+import fractions
 import mmap
 import sys
 from collections.abc import Callable
@@ -176,6 +178,7 @@ def test_an_address_has_no_size(argument: Any, address: int) -> None:
     "argument",
     [
         *("123", "", "0x10", object(), [1, 2], (1,), {}, {1}, 1j, int, len, ..., iter(())),
+        *(1.5, 4096.0, decimal.Decimal(4096), fractions.Fraction(4096)),
         ctypes.byref(ctypes.c_int()),
         np.arange,
     ],
