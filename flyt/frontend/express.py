@@ -98,18 +98,14 @@ class Express:
         number = device if 0 <= handle <= LEGACY_EXPLICIT else self._number_of(handle, device)
         if number is None:
             return False
-        link = self._link
+        link, pending, is_long = self._link, None, False
         with self._raw:
             try:
                 said = self._in(address, host, size, number, device < 0, link.hold_ns, link.polite)
-                if not said:
-                    return True
-                if said == ELSEWHERE:
-                    return False
-                is_long = said < SENT and size > self._area.cell
-                if is_long:
-                    link.awaited[SENT - said] = None
-                pending = None if is_long and not self._state.asleep else self._see_to(said)
+                if said and said != ELSEWHERE:
+                    is_long = self._is_long(said, size)
+                    if not is_long or self._state.asleep:
+                        pending = self._see_to(said)
             except BaseException:
                 link.nudge()
                 raise
@@ -117,7 +113,7 @@ class Express:
             self._end_long(SENT - said)
         elif pending is not None:
             self._end(pending)
-        return True
+        return said != ELSEWHERE
 
     def to_host(self, host: int, address: int, size: int, handle: int, device: int) -> bool:
         """cudaMemcpyAsync to host memory; to pageable memory it is complete on return. See
@@ -126,21 +122,18 @@ class Express:
         if number is None:
             return False
         link, state, call = self._link, self._state, next(self._calls)
+        pending, is_long, has_cell = None, False, False
         try:
             with self._raw:
                 try:
                     said = self._out(
                         host, address, size, number, device < 0, link.hold_ns, link.polite, call
                     )
-                    if not said:
-                        return True
-                    if said == ELSEWHERE:
-                        return False
-                    is_long = said < SENT and size > self._area.cell
-                    if is_long:
-                        link.awaited[SENT - said] = None
-                    pending = None if is_long and not state.asleep else self._see_to(said)
-                    has_cell = state.reader and state.owner == call
+                    if said and said != ELSEWHERE:
+                        is_long = self._is_long(said, size)
+                        if not is_long or state.asleep:
+                            pending = self._see_to(said)
+                        has_cell = bool(state.reader) and state.owner == call
                 except BaseException:
                     link.nudge()
                     raise
@@ -153,7 +146,7 @@ class Express:
         except BaseException:
             self._leave(call)
             raise
-        return True
+        return said != ELSEWHERE
 
     def fill(self, address: int, value: int, size: int, handle: int, device: int) -> bool:
         """cudaMemsetAsync of device memory, with the low byte of a C int; see `Transfers.fill`, and
@@ -164,15 +157,12 @@ class Express:
         with self._raw:
             try:
                 said = self._fill(address, value, size, number)
-                if not said:
-                    return True
-                if said == ELSEWHERE:
-                    return False
-                self._see_to(said)
+                if said and said != ELSEWHERE:
+                    self._see_to(said)
             except BaseException:
                 self._link.nudge()
                 raise
-        return True
+        return said != ELSEWHERE
 
     def send_part(self, address: int, index: int, size: int, stream: int, sent: int) -> bool:
         """Post a part of a longer copy from its staging slot; its places were checked.
@@ -189,15 +179,12 @@ class Express:
         with self._raw:
             try:
                 said = self._part(address, index, size, stream, sent)
-                if not said:
-                    return True
-                if said == ELSEWHERE:
-                    return False
-                self._see_to(said)
+                if said and said != ELSEWHERE:
+                    self._see_to(said)
             except BaseException:
                 self._link.nudge()
                 raise
-        return True
+        return said != ELSEWHERE
 
     def launch(
         self,
@@ -212,15 +199,12 @@ class Express:
         with self._raw:
             try:
                 said = self._launch(kernel.at, grid, block, shared, stream, params)
-                if not said:
-                    return True
-                if said == ELSEWHERE:
-                    return False
-                self._see_to(said)
+                if said and said != ELSEWHERE:
+                    self._see_to(said)
             except BaseException:
                 self._link.nudge()
                 raise
-        return True
+        return said != ELSEWHERE
 
     def synchronize(self, handle: int, device: int) -> bool:
         """cudaStreamSynchronize; see `Scheduler.synchronize`. True: what the stream waits for is
@@ -234,9 +218,8 @@ class Express:
     def synchronize_device(self, device: int) -> bool:
         """cudaDeviceSynchronize; see `synchronize`."""
         with self._raw:
-            if self._streams.has_dying:
-                return False  # the general way forgets those that are idle by now
-            return self._are_done(self._streams.standing(device))
+            streams = self._streams  # dying ones: the general way forgets those that are idle
+            return not streams.has_dying and self._are_done(streams.standing(device))
 
     def _are_done(self, streams: list[Stream]) -> bool:
         """Under the lock. Nothing is sent, and all that was read is noted: an interrupt tears
@@ -271,6 +254,13 @@ class Express:
             elif said < SENT and connection.lost is not None:
                 raise connection.lost
             return pending
+
+    def _is_long(self, said: int, size: int) -> bool:
+        """Whether a copy is on its way that takes a while: then it is noted as awaited."""
+        is_long = said < SENT and size > self._area.cell
+        if is_long:
+            self._link.awaited[SENT - said] = None
+        return is_long
 
     # --- inside, without it ---
 

@@ -338,6 +338,7 @@ def test_an_interrupt_at_any_line_loses_nothing(
             pass
         finally:
             sys.settrace(None)
+        assert not session.connection.lock.reading._is_owned(), interrupter.where
         session.connection.settle(Deadline.after(2.5))
         left = [command.name for command in flyt.inflight()]
         launched, flow = sent(session) - count, session.connection.flow

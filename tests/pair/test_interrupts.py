@@ -123,6 +123,8 @@ def test_an_interrupt_at_any_line_loses_nothing(
 
 def _faults(session: Any) -> list[str]:
     wire, found = session.connection, []
+    if wire.lock.reading._is_owned():
+        found.append("the lock is held for ever")
     wire.settle(Deadline.after(SETTLE))
     if left := flyt.inflight():
         found.append(f"in flight for ever: {[command.name for command in left]}")
