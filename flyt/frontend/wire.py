@@ -9,6 +9,7 @@ unannounced, for the control page is wiped when a session ends.
 
 from __future__ import annotations
 
+import collections
 import time
 from collections.abc import Sequence
 
@@ -34,6 +35,9 @@ SENDS_A_LOOK = 16
 
 END_SECONDS = 1.0
 """How long after its control page was wiped a session's end may take to be heard of."""
+
+
+_IS_NO_KICK = [m.KICK].__ne__
 
 
 class Wire:
@@ -63,8 +67,10 @@ class Wire:
         self._doorbell: Doorbell | None = None
         self._commands: RingWriter | None = None
         self._replies: RingReader | None = None
-        self._held: list[bytes] | None = None
-        self._announced = False
+        self._came: collections.deque[list[bytes]] = collections.deque()
+        """By the connection, in order, but for wake-ups. What is received is here at once, and what
+        is taken is counted at once: a signal's handler may `receive` in between."""
+        self._brought = 0  # of what was announced: came by the connection, and was received
         self._look_at = 0.0
         self._sends = 0
         self._damaged_at = 0.0
@@ -86,8 +92,14 @@ class Wire:
     def is_plain(self) -> bool:
         """Whether the next reply is the next entry of the ring, and not one that is on its way by
         the connection."""
-        others = self._announced or self._held is not None or self._damaged_at
-        return self._replies is not None and not others
+        others = self._came or self._damaged_at
+        return self._replies is not None and not (others or self._announced(self._replies))
+
+    def _announced(self, replies: RingReader) -> bool:
+        """Whether a message is on its way by the connection that the ring has told of. The reader
+        counts those, so this holds also in the middle of a `receive`, where a signal's handler may
+        make another call."""
+        return self._brought < replies.position[1]
 
     def wake(self, asleep: int) -> bool:
         """After a command was published and ``asleep`` found: wake the reader, once for each of
@@ -166,7 +178,7 @@ class Wire:
         if replies is None:
             self._dialer.check()
             return self._dialer.receive()
-        if not self._announced:
+        if not self._announced(replies):
             if time.monotonic() >= self._look_at:
                 self._look()
             try:
@@ -174,15 +186,12 @@ class Wire:
             except RingDamaged:
                 return self._wiped()
             if entry is None:
-                return self._take_held()
+                return self._taken(self._replies)
             self._damaged_at = 0.0  # the writer has repaired it
             if entry != ring.ELSEWHERE:
                 return [entry]
-            self._announced = True
         self._look()
-        frames = self._take_held()
-        self._announced = frames is None
-        return frames
+        return self._taken(replies)
 
     def is_quiet(self) -> bool:
         """Whether the connection has nothing to tell; changes nothing."""
@@ -192,21 +201,24 @@ class Wire:
     def may_have_more(self) -> bool:
         """After `receive` gave something: whether it is worth calling again at once."""
         replies = self._replies
-        if replies is None or replies.has_more or self._held is not None:
+        if replies is None or replies.has_more or self._came:
             return True
         return not self._look_at  # the connection was not looked at to its end
 
     def _look(self) -> None:
         self._dialer.check()
-        while self._held is None and (frames := self._dialer.receive()) is not None:
-            if frames != [m.KICK]:
-                self._held = frames
-        if self._held is None:
+        self._came.extend(filter(_IS_NO_KICK, iter(self._dialer.receive, None)))
+        if not self._came:
             self._look_at = time.monotonic() + LOOK_SECONDS
 
-    def _take_held(self) -> list[bytes] | None:
-        frames, self._held = self._held, None
-        return frames
+    def _taken(self, replies: RingReader | None) -> list[bytes] | None:
+        """What has come first by the connection, counted as brought if the ring has told of it."""
+        if not self._came:
+            return None
+        # No handler runs from here on: there is no call of a function of Python's.
+        if replies is not None and self._brought < replies.position[1]:
+            self._brought += 1
+        return self._came.popleft()
 
     def _wiped(self) -> list[bytes] | None:
         """The control page was wiped: the session's end is on its way, or a neighbour did it."""
@@ -218,7 +230,7 @@ class Wire:
                 f"{self.endpoint}: the session's control page was overwritten, by another process "
                 "that maps the region"
             )
-        return self._take_held()
+        return self._taken(self._replies)
 
     # --- waiting ---
 
@@ -230,7 +242,7 @@ class Wire:
         """Wait briefly for a reply, without the lock: whether one came; None without rings. At most
         so many seconds, by default `flyt.rpc.patience.spin_seconds`."""
         replies = self._replies
-        if replies is None or self._damaged_at or self._announced:
+        if replies is None or self._damaged_at or self._announced(replies):
             return None
         most = spin_seconds() if seconds is None else seconds
         return replies.wait(most, polite=is_polite())

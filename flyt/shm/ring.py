@@ -47,13 +47,14 @@ class _End:
         self._native = native
         self._address = address
         self._places = places
-        self._position = ctypes.c_uint64(0)
-        """Moved by the library, in the call that moves a message."""
+        self.position = (ctypes.c_uint64 * 2)()
+        """Messages that this end has moved; of a reader also how many of them were `ELSEWHERE`. The
+        library counts them, in the call that moves a message."""
 
     @property
     def place(self) -> tuple[int, int, int]:
         """Addresses of the ring and of this end's position, and the ring's places."""
-        return self._address, ctypes.addressof(self._position), self._places
+        return self._address, ctypes.addressof(self.position), self._places
 
     def _damaged(self) -> RingDamaged:
         return RingDamaged(f"the ring at {self._address:#x} of the control page is damaged")
@@ -70,7 +71,7 @@ class RingWriter(_End):
     @property
     def written(self) -> int:
         """Messages published so far."""
-        return int(self._position.value)
+        return int(self.position[0])
 
     def sleeper(self) -> int:
         """The number of the reader's sleep that nobody has ended yet; 0 while it is awake."""
@@ -84,7 +85,7 @@ class RingWriter(_End):
         ------
         RingDamaged
         """
-        room = int(self._native.ring_room(self._address, self._position, self._places))
+        room = int(self._native.ring_room(self._address, self.position, self._places))
         if room < 0:
             raise self._damaged()
         return room
@@ -106,7 +107,7 @@ class RingWriter(_End):
             raise RegionError(f"a message of {len(message)} bytes for a place of {LARGEST}")
         asleep = self._native.ring_write(
             self._address,
-            self._position,
+            self.position,
             self._places,
             layout.RING_ENTRY,
             message,
@@ -144,7 +145,7 @@ class RingReader(_End):
     @property
     def taken(self) -> int:
         """Messages read so far."""
-        return int(self._position.value)
+        return int(self.position[0])
 
     def read(self) -> bytes | None:
         """The next message, `ELSEWHERE` for one that comes by ZeroMQ, None when there is none.
@@ -159,7 +160,7 @@ class RingReader(_End):
             buffer = ctypes.create_string_buffer(layout.RING_ENTRY)
             view = memoryview(buffer)
         length = self._native.ring_read(
-            self._address, self._position, self._places, layout.RING_ENTRY, buffer
+            self._address, self.position, self._places, layout.RING_ENTRY, buffer
         )
         message = bytes(view[: length % _MORE]) if length >= 0 else b""
         self._spare.append((buffer, view))
@@ -180,12 +181,12 @@ class RingReader(_End):
             Offer the processor to other threads meanwhile, where there are few.
         """
         nanoseconds = int(seconds * 1e9)
-        return bool(self._native.ring_wait(self._address, self._position, nanoseconds, polite))
+        return bool(self._native.ring_wait(self._address, self.position, nanoseconds, polite))
 
     def fall_asleep(self) -> bool:
         """Have the writer wake this side at its next message; False when one is there already."""
         self._sleeps += 1
-        return not self._native.ring_sleep(self._address, self._position, self._sleeps)
+        return not self._native.ring_sleep(self._address, self.position, self._sleeps)
 
     def wake_up(self) -> None:
         """Look for messages by itself again: the writer need not wake this side."""

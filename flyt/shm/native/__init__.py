@@ -16,7 +16,7 @@ from typing import Any
 
 from flyt.shm.native.entries import Entry, entries
 
-ABI = 14
+ABI = 15
 """What ``flyt_abi`` of a matching library answers."""
 
 LIBRARY = Path(__file__).resolve().parent / "libflyt.so"

@@ -19,7 +19,7 @@ typedef struct {
 } entry_t;
 
 // What flyt/shm/native/__init__.py expects: it counts up whenever a function of these C files changes.
-int flyt_abi(void) { return 14; }
+int flyt_abi(void) { return 15; }
 
 static entry_t *entry_at(ring_t *ring, uint64_t position, uint32_t count, uint32_t size) {
     return (entry_t *)(ring->entries + (position % count) * (uint64_t)size);
@@ -72,12 +72,14 @@ void flyt_ring_take(ring_t *ring, uint64_t *position) {
     atomic_store_explicit(&ring->taken, ++*position, memory_order_release);
 }
 
-// Both: `peek` and `take`. Returns the length, with MORE added where another message follows; EMPTY or DAMAGED.
+// Both: `peek` and `take`. Returns the length, with MORE added where another message follows; EMPTY or DAMAGED. Behind
+// the position stands how many messages of no length were read: whoever comes in the middle of the caller knows it, too.
 int64_t flyt_ring_read(ring_t *ring, uint64_t *position, uint32_t count, uint32_t size, char *out) {
     int64_t length = flyt_ring_peek(ring, position, count, size, out);
     if (length < 0)
         return length;
     flyt_ring_take(ring, position);
+    position[1] += !length;
     return atomic_load_explicit(&ring->written, memory_order_acquire) != *position ? length + MORE : length;
 }
 
