@@ -276,7 +276,8 @@ class Express:
                 pending = awaited[number]
             if pending is not None:
                 self._end(pending)
-            self._connection.raise_deferred()
+            else:
+                self._connection.raise_deferred()
         finally:
             awaited.pop(number, None)
 

@@ -92,14 +92,16 @@ class Wire:
     def is_plain(self) -> bool:
         """Whether the next reply is the next entry of the ring, and not one that is on its way by
         the connection."""
-        others = self._came or self._damaged_at
-        return self._replies is not None and not (others or self._announced(self._replies))
+        others = self._came or self._damaged_at or self._announced
+        return self._replies is not None and not others
 
-    def _announced(self, replies: RingReader) -> bool:
+    @property
+    def _announced(self) -> bool:
         """Whether a message is on its way by the connection that the ring has told of. The reader
         counts those, so this holds also in the middle of a `receive`, where a signal's handler may
         make another call."""
-        return self._brought < replies.position[1]
+        replies = self._replies
+        return replies is not None and self._brought < replies.position[1]
 
     def wake(self, asleep: int) -> bool:
         """After a command was published and ``asleep`` found: wake the reader, once for each of
@@ -178,7 +180,7 @@ class Wire:
         if replies is None:
             self._dialer.check()
             return self._dialer.receive()
-        if not self._announced(replies):
+        if not self._announced:
             if time.monotonic() >= self._look_at:
                 self._look()
             try:
@@ -186,12 +188,12 @@ class Wire:
             except RingDamaged:
                 return self._wiped()
             if entry is None:
-                return self._taken(self._replies)
+                return self._taken()
             self._damaged_at = 0.0  # the writer has repaired it
             if entry != ring.ELSEWHERE:
                 return [entry]
         self._look()
-        return self._taken(replies)
+        return self._taken()
 
     def is_quiet(self) -> bool:
         """Whether the connection has nothing to tell; changes nothing."""
@@ -211,11 +213,12 @@ class Wire:
         if not self._came:
             self._look_at = time.monotonic() + LOOK_SECONDS
 
-    def _taken(self, replies: RingReader | None) -> list[bytes] | None:
+    def _taken(self) -> list[bytes] | None:
         """What has come first by the connection, counted as brought if the ring has told of it."""
+        replies = self._replies
         if not self._came:
             return None
-        # No handler runs from here on: there is no call of a function of Python's.
+        # As `_announced`, but without a call of a function of Python's: no handler runs within.
         if replies is not None and self._brought < replies.position[1]:
             self._brought += 1
         return self._came.popleft()
@@ -230,7 +233,7 @@ class Wire:
                 f"{self.endpoint}: the session's control page was overwritten, by another process "
                 "that maps the region"
             )
-        return self._taken(self._replies)
+        return self._taken()
 
     # --- waiting ---
 
@@ -242,7 +245,7 @@ class Wire:
         """Wait briefly for a reply, without the lock: whether one came; None without rings. At most
         so many seconds, by default `flyt.rpc.patience.spin_seconds`."""
         replies = self._replies
-        if replies is None or self._damaged_at or self._announced(replies):
+        if replies is None or self._damaged_at or self._announced:
             return None
         most = spin_seconds() if seconds is None else seconds
         return replies.wait(most, polite=is_polite())

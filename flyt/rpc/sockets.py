@@ -294,8 +294,7 @@ class Dialer:
 
     def is_quiet(self) -> bool:
         """Whether neither `receive` nor `check` has anything; changes nothing."""
-        here, monitor = self._wire.socket, self._wire.monitor
-        return not (int(here.get(zmq.EVENTS)) | int(monitor.get(zmq.EVENTS))) & zmq.POLLIN
+        return not self.readable() and not int(self._wire.monitor.get(zmq.EVENTS)) & zmq.POLLIN
 
     def receive(self) -> list[bytes] | None:
         """The next message's frames, or None; never waits."""

@@ -390,9 +390,8 @@ def test_a_receiver_looks_only_briefly_before_it_sleeps(
 ) -> None:
     looked: list[float] = []
     monkeypatch.setattr("flyt.ipc.link.give_way", lambda: looked.append(time.monotonic()))
-    both[
-        1
-    ]._link._spin = 0.2  # also where there is one processor, and where others have it for long
+    # Also where there is one processor, and where others have it for long.
+    both[1]._link._spin = 0.2
     with pytest.raises(PeerTimeout):
         ipc.recv(both[1], timeout=1)
     assert looked

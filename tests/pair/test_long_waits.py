@@ -45,6 +45,12 @@ def copier(session: flyt.Session, *ends: Any) -> tuple[threading.Thread, list[An
     return thread, said
 
 
+def ends_of(to_device: bool) -> tuple[Any, ...]:
+    """Arguments of a long copy of pinned memory."""
+    pinned, device = flyt.pinned_empty(SIZE, np.uint8), cudart.cudaMalloc(SIZE)[1]
+    return (device, pinned, SIZE, H2D) if to_device else (pinned, device, SIZE, D2H)
+
+
 def read_for(session: flyt.Session, thread: threading.Thread) -> None:
     """Read all answers until the thread ends, or has had time enough."""
     deadline = time.monotonic() + PATIENT / 2
@@ -112,8 +118,7 @@ def test_its_error_is_its_own(
 ) -> None:
     """Of the third copy, not of a later call, and told once."""
     session = connect(backend(device_options="fault=copy:1:3"))
-    pinned, device = flyt.pinned_empty(SIZE, np.uint8), cudart.cudaMalloc(SIZE)[1]
-    ends = (device, pinned, SIZE, H2D) if to_device else (pinned, device, SIZE, D2H)
+    ends = ends_of(to_device)
     if by_another:
 
         def hears(number: int) -> bool:
@@ -150,8 +155,7 @@ def test_its_error_is_told_to_no_other_thread(
 ) -> None:
     """One that reads the answer, and whose call would tell of errors that nobody waits for."""
     session = connect(backend(device_options="fault=copy:1:3"))
-    pinned, device = flyt.pinned_empty(SIZE, np.uint8), cudart.cudaMalloc(SIZE)[1]
-    ends = (device, pinned, SIZE, H2D) if to_device else (pinned, device, SIZE, D2H)
+    ends = ends_of(to_device)
     others: list[Any] = []
 
     def hears(_: int) -> bool:  # another thread comes first, and sees to all there is
