@@ -388,6 +388,8 @@ def test_no_thread_is_left_when_the_interpreter_ends() -> None:
 def test_a_receiver_looks_only_briefly_before_it_sleeps(
     both: tuple[ipc.Connection, ipc.Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # While the connection's thread reads the greeting, a receiver leaves the looking to it.
+    assert eventually(lambda: both[1]._greeted and not both[1]._link._reading.locked())
     looked: list[float] = []
     monkeypatch.setattr("flyt.ipc.link.give_way", lambda: looked.append(time.monotonic()))
     # Also where there is one processor, and where others have it for long.
