@@ -273,7 +273,9 @@ class Express:
                 if self._link.hears(number):
                     return
             with self._lock:  # the command is in the table by now, if it was no success
-                pending = awaited[number]
+                pending = awaited[number] or self._connection.inflight.get(number)
+                if pending is not None:  # a handler may have noted it before it was `awaited`
+                    pending.posted = False
             if pending is not None:
                 self._end(pending)
             else:

@@ -132,6 +132,11 @@ class ShieldedLock:
         self.reading = self._lock
         """The lock alone, for those who change nothing: they may be interrupted."""
 
+    @property
+    def is_held(self) -> bool:
+        """Whether this thread holds it."""
+        return _is_owned(self._lock)
+
     def surround(self, begin: Callable[[], object], end: Callable[[], object]) -> None:
         """Have every ``with`` call ``begin`` first, and the outermost one ``end`` last, with the
         lock held. An interrupt may leave ``end`` out; it is never early."""

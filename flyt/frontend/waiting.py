@@ -2,7 +2,9 @@
 """Waiting for answers: among the threads of a process that wait, one leads.
 
 The leader polls the socket for all of them; the others sleep. Who leaves wakes another, so that
-somebody always leads. Nobody holds the connection's lock while it polls or sleeps.
+somebody always leads. Nobody holds the connection's lock while it polls or sleeps. But a signal's
+handler, or a finalizer, may wait while its own thread leads, or holds the lock, further out: nobody
+else reads until it is back, so it takes the lead, and gives it back.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import select
 import threading
 import time
 from collections.abc import Callable
+from threading import get_ident
 
 from flyt.frontend.inflight import InflightTable, Pending
 from flyt.frontend.shield import ShieldedLock
@@ -55,16 +58,15 @@ class WaitingRoom:
         self._step = step
         self._look = look
         self._drain = drain
-        self._leading = False
+        self._leading = 0  # the identifier of the thread that leads
         self._closed = False
         self._stirred = False
         self._has_followers = False  # since ever: most programs have one thread
         self._left: threading.Event | None = None
         self._wire = wire
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._poll = select.poll()
-        for descriptor in (*wire.filenos(), self._wake):
-            self._poll.register(descriptor, select.POLLIN)
+        self._descriptors = (*wire.filenos(), self._wake)
+        self._spare: list[select.poll] = []
 
     @property
     def descriptor(self) -> int:
@@ -74,7 +76,7 @@ class WaitingRoom:
     @property
     def is_led(self) -> bool:
         """Under the lock: whether a thread waits for what comes."""
-        return self._leading
+        return bool(self._leading)
 
     def wait(self, ready: Callable[[], bool], pending: Pending | None) -> None:
         """Return once ``ready()``; ``pending`` is what this thread can be woken for."""
@@ -83,11 +85,16 @@ class WaitingRoom:
 
     def _turn(self, ready: Callable[[], bool], pending: Pending | None) -> bool:
         """Wait for something once, and look; whether ``ready()`` holds."""
-        leads = False
+        leads, further_out = False, 0
+        holds = self._lock.is_held
         try:
             with self._lock:
+                further_out = self._leading
                 # Who leads looks when something has come, all others now.
-                leads = not ready() and self._takes_the_lead()
+                leads = self._takes_the_lead(holds)
+                if leads and ready():  # not before: who leads is told of what others read
+                    self._step_down(further_out)
+                    leads = False
                 if not leads and self._look(ready):
                     self._hand_over()  # an heir may find its own answer before it leads
                     return True
@@ -103,7 +110,7 @@ class WaitingRoom:
             if not leads:
                 return False
             with self._lock:
-                self._step_down()
+                self._step_down(further_out)
                 leads = False
                 try:
                     return self._look(ready)
@@ -112,17 +119,20 @@ class WaitingRoom:
         except BaseException:  # KeyboardInterrupt: the others need a leader all the same
             while leads:
                 with contextlib.suppress(KeyboardInterrupt), self._lock:
-                    self._step_down()
+                    self._step_down(further_out)
                     leads = False
                     self._drain()
                     self._hand_over()
             raise
 
-    def _takes_the_lead(self) -> bool:
-        """Under the lock."""
-        if self._leading or self._closed:
+    def _takes_the_lead(self, holds: bool) -> bool:
+        """Under the lock; ``holds``: this thread has held it before. Who leads already, or can't
+        read before that is given back, is further out."""
+        me = get_ident()
+        if self._closed or not (holds or self._leading in (0, me)):
             return False
-        self._leading = True
+        self._leading = me
+        self._calm()
         return True
 
     def stir(self) -> None:
@@ -161,7 +171,7 @@ class WaitingRoom:
             came = self._ask_descriptors()
         if came:
             return
-        if self._wire.fall_asleep() and not self._poll.poll(self._step * 1000):
+        if self._wire.fall_asleep() and not self._poll(self._step):
             with self._lock:
                 self._wire.nudge()
         self._wire.wake_up()
@@ -171,17 +181,34 @@ class WaitingRoom:
             return False
         until = time.monotonic() + spin_seconds()
         while time.monotonic() < until:
-            if self._poll.poll(0):
+            if self._poll(0):
                 return True
         return False
 
-    def _step_down(self) -> None:
-        """Under the lock."""
-        self._leading = False
-        if self._left is not None:  # since it leads the connection was closed
+    def _poll(self, seconds: float) -> bool:
+        try:  # not one for all: the leader may be in the middle of this, further out
+            poll = self._spare.pop()
+        except IndexError:
+            poll = select.poll()
+            for descriptor in self._descriptors:
+                poll.register(descriptor, select.POLLIN)
+        came = bool(poll.poll(seconds * 1000))
+        self._spare.append(poll)
+        return came
+
+    def _step_down(self, further_out: int) -> None:
+        """Under the lock; who leads from here on has to look: what was read may be its own."""
+        self._leading = further_out
+        if further_out:
+            self.stir()
+        elif self._left is not None:  # since it leads the connection was closed
             os.close(self._wake)
             self._left.set()
-        elif self._stirred:
+        else:
+            self._calm()
+
+    def _calm(self) -> None:
+        if self._stirred:
             self._stirred = False
             os.eventfd_read(self._wake)
 

@@ -106,10 +106,12 @@ class Wire:
     def wake(self, asleep: int) -> bool:
         """After a command was published and ``asleep`` found: wake the reader, once for each of
         its sleeps. False when the connection is gone."""
-        if self._commands is not None and asleep != self._commands.woken:
-            self._commands.woken = asleep
-            return self._wake()
-        return self._dialer.lost is None
+        commands = self._commands
+        if commands is None or asleep in (0, commands.woken):
+            return self._dialer.lost is None
+        alive = self._wake()
+        commands.woken = asleep  # behind it: a handler's call in between has to be heard of as well
+        return alive
 
     @property
     def handed(self) -> int:
@@ -133,10 +135,8 @@ class Wire:
         fits = len(frames) == 1 and len(first) <= ring.LARGEST
         written, sent = commands.written, self._dialer.sent
         try:
-            asleep = commands.write(bytes(first) if fits else ring.ELSEWHERE)
-            if not fits:
-                return self._by_dialer(frames)
-            return self._wake() if asleep else self._dialer.lost is None
+            asleep = commands.publish(bytes(first) if fits else ring.ELSEWHERE)
+            return self.wake(asleep) if fits else self._by_dialer(frames)
         except RegionError as exc:
             self._dialer.lost = self._dialer.lost or f"{self.endpoint}: {exc}"
             return False

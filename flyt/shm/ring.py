@@ -103,6 +103,15 @@ class RingWriter(_End):
         bool
             Whether the reader sleeps and must be woken: once for each of its sleeps.
         """
+        asleep = self.publish(message)
+        if asleep in (0, self.woken):
+            return False
+        self.woken = asleep
+        return True
+
+    def publish(self, message: bytes) -> int:
+        """`write`, for who may be in the middle of another call: returns the number of the reader's
+        sleep, 0 while it is awake. Who has woken it sets ``woken``, not before."""
         if len(message) > LARGEST:
             raise RegionError(f"a message of {len(message)} bytes for a place of {LARGEST}")
         asleep = self._native.ring_write(
@@ -121,10 +130,7 @@ class RingWriter(_End):
                     f"all {self._places} places of the ring are taken: the other side reads nothing"
                 )
             )
-        if asleep in (0, self.woken):
-            return False
-        self.woken = asleep
-        return True
+        return int(asleep)
 
 
 class RingReader(_End):

@@ -158,6 +158,59 @@ def test_a_copy_that_is_waited_for_tells_of_what_went_before(
     assert cudart.cudaDeviceSynchronize() == (0,)
 
 
+@pytest.mark.emulated_only(reason="an injected fault, and a slowed device")
+@pytest.mark.parametrize("fault", ["", ",fault=copy:1:1"], ids=["a success", "an error"])
+def test_a_long_copy_whose_command_is_noted_before_it_is_awaited(
+    backend: Callable[..., Any], connect: Callable[..., flyt.Session], fault: str
+) -> None:
+    """It returns when it is done, and the error is its own."""
+    session = connect(backend(device_options="latency=0.2" + fault))
+    express = session.express
+    assert express is not None
+    size = 1 << 20
+    block, pinned = _block(size), flyt.pinned_empty(size, np.uint8)
+    pinned[:] = 0
+    assert cudart.cudaMemset(block, 7, size) == (0,)
+    assert cudart.cudaDeviceSynchronize() == (0,)
+    noted: list[Any] = []
+    express._out = _once_after(express._out, lambda: noted.extend(flyt.inflight()))
+    assert cudart.cudaMemcpy(pinned, block, size, D2H) == ((1,) if fault else (0,))
+    assert [command.name for command in noted] == ["CopyOut"]
+    assert bool((pinned == 7).all()) is not bool(fault)
+    assert cudart.cudaDeviceSynchronize() == (0,)
+
+
+@pytest.mark.parametrize("way", ["short", "general"])
+def test_while_the_worker_is_woken(session: flyt.Session, way: str) -> None:
+    """The inner call's command is not left to a wake-up that is still to come."""
+    block, connection = _block(), session.connection
+    connection.room._step = 2 * LIMIT  # after which a lost wake-up is made up for
+    wire = connection._wire
+    deadline = time.monotonic() + LIMIT
+    with connection.lock:
+        while not wire.rings[0].sleeper():
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+    wake, inner = wire._wake, [lambda: codes.append(cudart.cudaMemset(block, 7, SIZE)[0])]
+    codes: list[int] = []
+
+    def interrupted() -> bool:
+        if inner:
+            inner.pop()()
+            codes.append(int((_bytes_of(block) == 7).all()))
+        return wake()
+
+    wire._wake = interrupted
+    begin = time.monotonic()
+    if way == "short":
+        assert cudart.cudaMemset(block, 5, SIZE) == (0,)
+    else:
+        assert cudart.cudaFree(_block()) == (0,)
+    assert cudart.cudaDeviceSynchronize() == (0,)
+    assert time.monotonic() - begin < LIMIT
+    assert codes == [0, 1]
+
+
 @pytest.mark.emulated_only(reason="a slowed device")
 def test_the_cell_is_not_given_up_by_another_call(slow: flyt.Session) -> None:
     """The inner copy is interrupted; the outer one's bytes are on their way to the cell yet."""
