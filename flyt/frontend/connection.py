@@ -64,7 +64,6 @@ class Connection:
         self.link: ExpressLink | None = None
         self._let_go: Callable[[int, int], object] = lambda _first, _count: None
         self._pinged = self._nudged = 0.0
-        self._heard: list[bytes] | None = None
         with contextlib.ExitStack() as undo:
             undo.callback(self._wire.close)
             self.room = WaitingRoom(
@@ -241,10 +240,10 @@ class Connection:
         if self._closed:
             return
         heard = self.link is not None and self.link.read()
-        while (frames := self._heard or self._wire.receive()) is not None:
-            heard, self._heard = True, frames  # again, if a handler's exception comes between
-            self._dispatch(frames)
-            self._heard = None
+        while (reply := self._wire.receive()) is not None:
+            heard = True
+            self._dispatch(reply.frames)
+            self._wire.dropped(reply)  # not before: see `Wire.receive`
             if not self._wire.may_have_more:
                 break
         if heard:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import zmq
 
@@ -38,6 +39,16 @@ END_SECONDS = 1.0
 
 
 _IS_NO_KICK = [m.KICK].__ne__
+
+
+class Reply(NamedTuple):
+    """What has come, and where it was: its number in the ring, or `_BY_CONNECTION`."""
+
+    frames: list[bytes]
+    at: int
+
+
+_BY_CONNECTION = -1
 
 
 class Wire:
@@ -69,7 +80,7 @@ class Wire:
         self._replies: RingReader | None = None
         self._came: collections.deque[list[bytes]] = collections.deque()
         """By the connection, in order, but for wake-ups. What is received is here at once, and what
-        is taken is counted at once: a signal's handler may `receive` in between."""
+        is taken is counted at once: a signal's handler may do the same in between."""
         self._brought = 0  # of what was announced: came by the connection, and was received
         self._look_at = 0.0
         self._sends = 0
@@ -174,26 +185,43 @@ class Wire:
 
     # --- in ---
 
-    def receive(self) -> list[bytes] | None:
-        """The next reply's frames, or None; never waits."""
+    def receive(self) -> Reply | None:
+        """The next reply, or None; never waits. It stays the next one until it is `dropped`: who is
+        interrupted in seeing to it sees it once more, and so does a call of a handler's in between,
+        which may wait for what it says."""
         replies = self._replies
         if replies is None:
-            self._dialer.check()
-            return self._dialer.receive()
-        if not self._announced:
+            self._look()
+        elif not self._announced:
             if time.monotonic() >= self._look_at:
                 self._look()
             try:
-                entry = replies.read()  # after the connection: what is announced is seen to be
+                entry, at = replies.peek()  # after the connection: what is announced is seen to be
             except RingDamaged:
                 return self._wiped()
             if entry is None:
-                return self._taken()
+                return self._first()
             self._damaged_at = 0.0  # the writer has repaired it
             if entry != ring.ELSEWHERE:
-                return [entry]
-        self._look()
-        return self._taken()
+                return Reply([entry], at)
+            replies.drop(entry, at)
+            self._look()
+        else:
+            self._look()
+        return self._first()
+
+    def dropped(self, reply: Reply) -> None:
+        """It was seen to; does nothing where that has been said of it."""
+        frames, at = reply
+        replies = self._replies
+        if at != _BY_CONNECTION:
+            if replies is not None:
+                replies.drop(frames[0], at)
+        # From here on no function of Python's: no handler runs before all is done.
+        elif self._came and self._came[0] is frames:
+            if replies is not None and self._brought < replies.position[1]:
+                self._brought += 1  # as `_announced` asks
+            self._came.popleft()
 
     def is_quiet(self) -> bool:
         """Whether the connection has nothing to tell; changes nothing."""
@@ -209,21 +237,16 @@ class Wire:
 
     def _look(self) -> None:
         self._dialer.check()
-        self._came.extend(filter(_IS_NO_KICK, iter(self._dialer.receive, None)))
+        received = iter(self._dialer.receive, None)
+        self._came.extend(filter(_IS_NO_KICK, received) if self._replies else received)
         if not self._came:
             self._look_at = time.monotonic() + LOOK_SECONDS
 
-    def _taken(self) -> list[bytes] | None:
-        """What has come first by the connection, counted as brought if the ring has told of it."""
-        replies = self._replies
-        if not self._came:
-            return None
-        # As `_announced`, but without a call of a function of Python's: no handler runs within.
-        if replies is not None and self._brought < replies.position[1]:
-            self._brought += 1
-        return self._came.popleft()
+    def _first(self) -> Reply | None:
+        """What has come first by the connection."""
+        return Reply(self._came[0], _BY_CONNECTION) if self._came else None
 
-    def _wiped(self) -> list[bytes] | None:
+    def _wiped(self) -> Reply | None:
         """The control page was wiped: the session's end is on its way, or a neighbour did it."""
         now = time.monotonic()
         self._damaged_at = self._damaged_at or now
@@ -233,7 +256,7 @@ class Wire:
                 f"{self.endpoint}: the session's control page was overwritten, by another process "
                 "that maps the region"
             )
-        return self._taken()
+        return self._first()
 
     # --- waiting ---
 

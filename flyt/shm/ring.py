@@ -12,6 +12,7 @@ Uses the compiled library: Python has no store with release order, and no fence.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 from flyt.environment import RING
 from flyt.errors import RegionError
@@ -139,7 +140,7 @@ class RingReader(_End):
     Attributes
     ----------
     has_more : bool
-        Whether another message was there already when the last one was read.
+        Whether another message was there already when the last one was read, or dropped.
     """
 
     def __init__(self, native: Native, address: int, places: int) -> None:
@@ -160,23 +161,46 @@ class RingReader(_End):
         ------
         RingDamaged
         """
+        length, message = self._copied(self._native.ring_read)
+        self.has_more = length >= _MORE
+        return message
+
+    def peek(self) -> tuple[bytes | None, int]:
+        """`read`, but the message stays the next one until it is dropped: who is interrupted before
+        that, also by a call of a handler's, gets it once more.
+
+        Returns
+        -------
+        bytes or None
+        int
+            For `drop`.
+
+        Raises
+        ------
+        RingDamaged
+        """
+        at = self.taken  # first: who drops what came at a later place drops nothing
+        return self._copied(self._native.ring_peek)[1], at
+
+    def drop(self, message: bytes, at: int) -> None:
+        """Take the message that `peek` gave, if nobody has done so since."""
+        is_empty = message == ELSEWHERE
+        self.has_more = bool(self._native.ring_drop(self._address, self.position, at, is_empty))
+
+    def _copied(self, how: Callable[..., int]) -> tuple[int, bytes | None]:
         try:  # not one for all: a signal's handler may read in the middle of this
             buffer, view = self._spare.pop()
         except IndexError:
             buffer = ctypes.create_string_buffer(layout.RING_ENTRY)
             view = memoryview(buffer)
-        length = self._native.ring_read(
-            self._address, self.position, self._places, layout.RING_ENTRY, buffer
-        )
-        message = bytes(view[: length % _MORE]) if length >= 0 else b""
+        length = int(how(self._address, self.position, self._places, layout.RING_ENTRY, buffer))
+        message = bytes(view[: length % _MORE]) if length >= 0 else None
         self._spare.append((buffer, view))
         if length < 0:
             self.has_more = False
-            if length == _EMPTY:
-                return None
-            raise self._damaged()
-        self.has_more = length >= _MORE
-        return message
+            if length != _EMPTY:
+                raise self._damaged()
+        return length, message
 
     def wait(self, seconds: float, *, polite: bool) -> bool:
         """Spin for at most ``seconds``, without the GIL, until there is a message.

@@ -33,14 +33,19 @@ class Ends:
         if within is not None:
             within()
 
-    def read(self) -> bytes | None:
+    def peek(self) -> tuple[bytes | None, int]:
+        at = self.position[0]
         if not self.entries:
-            return None
-        entry = self.entries.pop(0)
-        self.position[0] += 1
-        self.position[1] += entry == ELSEWHERE
+            return None, at
+        entry = self.entries[0]
         self._happens()
-        return entry
+        return entry, at
+
+    def drop(self, entry: bytes, at: int) -> None:
+        if at == self.position[0]:
+            self.entries.pop(0)
+            self.position[0] += 1
+            self.position[1] += entry == ELSEWHERE
 
     def check(self) -> None: ...
 
@@ -62,7 +67,11 @@ def wire(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> Wire:
 
 
 def everything(wire: Wire) -> list[list[bytes]]:
-    return list(iter(wire.receive, None))
+    got = []
+    while (reply := wire.receive()) is not None:
+        got.append(reply.frames)
+        wire.dropped(reply)
+    return got
 
 
 def test_order_of_ring_and_connection(wire: Wire, ends: Ends) -> None:
@@ -70,6 +79,26 @@ def test_order_of_ring_and_connection(wire: Wire, ends: Ends) -> None:
     ends.messages = [[m.KICK], [b"2"], [m.KICK], LAST_WORDS]
     assert everything(wire) == [[b"1"], [b"2"], [b"3"], LAST_WORDS]
     assert wire.is_plain
+
+
+@pytest.mark.parametrize("rings", [True, False])
+@pytest.mark.parametrize("entry", [b"1", ELSEWHERE], ids=["by the ring", "by the connection"])
+def test_a_reply_comes_until_it_is_dropped(
+    wire: Wire, ends: Ends, entry: bytes, rings: bool
+) -> None:
+    """Who is interrupted before that loses nothing; and only that one is dropped."""
+    ends.entries, ends.messages = [entry, b"2"], [[b"1"]] * (entry == ELSEWHERE)
+    if not rings:
+        wire._replies = None
+        ends.messages = [[b"1"], [b"2"]]
+    first, again = wire.receive(), wire.receive()
+    assert first is not None
+    assert again is not None
+    assert first.frames == again.frames == [b"1"]
+    wire.dropped(again)
+    wire.dropped(first)
+    assert everything(wire) == [[b"2"]]
+    assert wire.is_plain is rings
 
 
 def test_what_is_announced_is_waited_for(wire: Wire, ends: Ends) -> None:

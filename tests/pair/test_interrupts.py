@@ -112,7 +112,7 @@ def test_an_interrupt_at_any_line_loses_nothing(
             pass
         finally:
             sys.settrace(None)
-        if faults := _faults(session):
+        if faults := faults_of(session):
             bad.append(f"{interrupter.where}: {faults}")
             session = connect(one_backend)  # the tables of the old one are what they are
             device, pinned = cudart.cudaMalloc(LONG)[1], cudart.cudaHostAlloc(LONG, 0)[1]
@@ -121,7 +121,7 @@ def test_an_interrupt_at_any_line_loses_nothing(
     assert not bad, "\n".join(bad)
 
 
-def _faults(session: Any) -> list[str]:
+def faults_of(session: Any) -> list[str]:
     wire, found = session.connection, []
     if wire.lock.reading._is_owned():
         found.append("the lock is held for ever")

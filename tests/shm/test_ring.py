@@ -86,6 +86,26 @@ def test_a_read_in_the_middle_of_another_one(
     assert reader.read() == b"third"
 
 
+def test_a_message_stays_until_it_is_dropped(ends: tuple[RingWriter, RingReader]) -> None:
+    """And who drops it once more, or late, takes no other."""
+    writer, reader = ends
+    assert reader.peek() == (None, 0)
+    for message in (b"first", ring.ELSEWHERE, b"third"):
+        writer.write(message)
+    assert [reader.peek(), reader.peek()] == [(b"first", 0)] * 2
+    assert (reader.taken, writer.room()) == (0, PLACES - 3)
+    for _ in range(2):
+        reader.drop(b"first", 0)
+        assert (reader.taken, reader.has_more, writer.room()) == (1, True, PLACES - 2)
+    assert reader.peek() == (ring.ELSEWHERE, 1)
+    for _ in range(2):
+        reader.drop(ring.ELSEWHERE, 1)
+        assert list(reader.position) == [2, 1]
+    assert reader.read() == b"third"
+    reader.drop(b"third", 2)
+    assert (reader.peek(), reader.has_more, reader.taken) == ((None, 3), False, 3)
+
+
 def test_the_words_lie_where_the_layout_says(
     page: int, ends: tuple[RingWriter, RingReader]
 ) -> None:

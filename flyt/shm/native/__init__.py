@@ -16,7 +16,7 @@ from typing import Any
 
 from flyt.shm.native.entries import Entry, entries
 
-ABI = 15
+ABI = 16
 """What ``flyt_abi`` of a matching library answers."""
 
 LIBRARY = Path(__file__).resolve().parent / "libflyt.so"
@@ -31,6 +31,8 @@ _QUICK = {
         (_ADDRESS, _POSITION, _U32, _U32, ctypes.c_char_p, _U32),
     ),
     "flyt_ring_read": (ctypes.c_int64, (_ADDRESS, _POSITION, _U32, _U32, ctypes.c_char_p)),
+    "flyt_ring_peek": (ctypes.c_int64, (_ADDRESS, _POSITION, _U32, _U32, ctypes.c_char_p)),
+    "flyt_ring_drop": (ctypes.c_int, (_ADDRESS, _POSITION, _U64, ctypes.c_int)),
     "flyt_ring_sleep": (ctypes.c_int, (_ADDRESS, _POSITION, _U64)),
     "flyt_ring_wake": (None, (_ADDRESS,)),
     "flyt_engine_job_size": (ctypes.c_size_t, ()),
@@ -86,6 +88,8 @@ class Native:
         self.ring_room = quick.flyt_ring_room
         self.ring_write = quick.flyt_ring_write
         self.ring_read = quick.flyt_ring_read
+        self.ring_peek = quick.flyt_ring_peek
+        self.ring_drop = quick.flyt_ring_drop
         self.ring_sleep = quick.flyt_ring_sleep
         self.ring_wake = quick.flyt_ring_wake
         self.shield_size = quick.flyt_shield_size

@@ -19,7 +19,7 @@ typedef struct {
 } entry_t;
 
 // What flyt/shm/native/__init__.py expects: it counts up whenever a function of these C files changes.
-int flyt_abi(void) { return 15; }
+int flyt_abi(void) { return 16; }
 
 static entry_t *entry_at(ring_t *ring, uint64_t position, uint32_t count, uint32_t size) {
     return (entry_t *)(ring->entries + (position % count) * (uint64_t)size);
@@ -70,6 +70,16 @@ int64_t flyt_ring_peek(ring_t *ring, const uint64_t *position, uint32_t count, u
 // Give the place of a message that was copied out back to the writer, and move the reader's private position.
 void flyt_ring_take(ring_t *ring, uint64_t *position) {
     atomic_store_explicit(&ring->taken, ++*position, memory_order_release);
+}
+
+// The same for who has left the place its own until he was through with the message, `at` the position it had: unless
+// whoever came in between has given it back. Whether another message follows.
+int flyt_ring_drop(ring_t *ring, uint64_t *position, uint64_t at, int is_empty) {
+    if (*position == at) {
+        flyt_ring_take(ring, position);
+        position[1] += is_empty != 0;
+    }
+    return atomic_load_explicit(&ring->written, memory_order_acquire) != *position;
 }
 
 // Both: `peek` and `take`. Returns the length, with MORE added where another message follows; EMPTY or DAMAGED. Behind
