@@ -120,7 +120,8 @@ def _is_owned(lock: Any) -> bool:
 class ShieldedLock:
     """A reentrant lock. Who holds it copies a few KiB at most, and waits no longer than
     `flyt.frontend.express_link.HOLD_SECONDS`, so it is held for microseconds; but a session's end
-    copies whole arrays."""
+    copies whole arrays, and a finalizer's or a handler's call in between takes as long as it takes.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()

@@ -163,7 +163,7 @@ class Wire:
                 return self._by_dialer([m.KICK])
             self._doorbell.ring()
             return self._dialer.lost is None
-        except BaseException:  # an interrupt: nobody would wake it again for the same sleep
+        except BaseException:  # an interrupt: perhaps no command follows that would wake it
             self.nudge()
             raise
 
@@ -190,9 +190,7 @@ class Wire:
         interrupted in seeing to it sees it once more, and so does a call of a handler's in between,
         which may wait for what it says."""
         replies = self._replies
-        if replies is None:
-            self._look()
-        elif not self._announced:
+        if replies is not None and not self._announced:
             if time.monotonic() >= self._look_at:
                 self._look()
             try:
@@ -205,9 +203,7 @@ class Wire:
             if entry != ring.ELSEWHERE:
                 return Reply([entry], at)
             replies.drop(entry, at)
-            self._look()
-        else:
-            self._look()
+        self._look()
         return self._first()
 
     def dropped(self, reply: Reply) -> None:

@@ -18,6 +18,7 @@ import pytest
 import zmq
 
 from flyt.frontend.connection import Connection
+from flyt.frontend.inflight import Pending
 from flyt.rpc import messages as m
 from flyt.rpc.sockets import Listener, open_context
 
@@ -175,6 +176,19 @@ def connect(context: zmq.Context[Any], server: Server) -> Iterator[Callable[...,
 @pytest.fixture
 def connection(connect: Callable[..., Connection]) -> Connection:
     return connect()
+
+
+@pytest.fixture
+def led(connection: Connection, server: Server, background: Background) -> tuple[Pending, Any]:
+    """A command that another thread waits for, and leads: as it was sent, and as it came."""
+    pending = connection.submit(m.Ping)
+    background.start(connection.wait, pending)
+    (command,) = server.take()
+    deadline = time.monotonic() + LIMIT
+    while not connection.room.is_led:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    return pending, command
 
 
 class Background:

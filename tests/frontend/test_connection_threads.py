@@ -75,12 +75,9 @@ def test_no_answer_is_slept_over(connection: Connection, server: Any, background
 
 
 def test_a_wake_up_waits_for_its_leader(
-    connection: Connection, server: Any, background: Any
+    connection: Connection, server: Any, background: Any, led: tuple[Pending, Any]
 ) -> None:
-    pending = connection.submit(m.Ping)
-    background.start(connection.wait, pending)
-    (command,) = server.take()
-    assert _soon(lambda: connection.room._leading)
+    pending, command = led
     deadline = time.monotonic() + LIMIT
     with connection.lock:  # as a thread that sends, then waits: it drains twice
         server.answer(command)

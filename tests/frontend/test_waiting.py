@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from flyt.frontend.connection import Connection
+from flyt.frontend.inflight import Pending
 from flyt.rpc import messages as m
 
 LIMIT = 20.0
@@ -89,35 +90,30 @@ def test_what_the_inner_call_reads_is_told_to_who_leads(
 
 @pytest.mark.usefixtures("in_time")
 def test_a_call_while_its_thread_holds_the_lock(
-    connection: Connection, server: Any, background: Any
+    connection: Connection, server: Any, background: Any, led: tuple[Pending, Any]
 ) -> None:
     """The thread that leads can't read for it, and leads on afterwards."""
-    other = connection.submit(m.Ping)
-    background.start(connection.wait, other)
-    (command,) = server.take()
-    while not connection.room.is_led:
-        time.sleep(0.002)
     timer = threading.Timer(0.2, lambda: server.answer(*server.take()))
     timer.start()
     with connection.lock:
         assert connection.call(m.Ping).done
     timer.join()
     assert connection.room.is_led
-    server.answer(command)
+    server.answer(led[1])
     assert background.finish() == [None]
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
 @pytest.mark.usefixtures("in_time")
 def test_a_wake_up_that_an_inner_call_has_taken_is_given_back(
-    connection: Connection, server: Any, background: Any, interrupted: bool
+    connection: Connection,
+    server: Any,
+    background: Any,
+    led: tuple[Pending, Any],
+    interrupted: bool,
 ) -> None:
     """It takes it so as to sleep itself."""
-    room, other = connection.room, connection.submit(m.Ping)
-    background.start(connection.wait, other)
-    (command,) = server.take()
-    while not room.is_led:
-        time.sleep(0.002)
+    room, (other, command) = connection.room, led
     listen, looks = room._listen, []
 
     def counted() -> None:

@@ -72,8 +72,8 @@ void flyt_ring_take(ring_t *ring, uint64_t *position) {
     atomic_store_explicit(&ring->taken, ++*position, memory_order_release);
 }
 
-// The same for who has left the place its own until he was through with the message, `at` the position it had: unless
-// whoever came in between has given it back. Whether another message follows.
+// Take the message that was peeked at position `at` and seen to, unless whoever came in between has taken it. Whether
+// another one follows.
 int flyt_ring_drop(ring_t *ring, uint64_t *position, uint64_t at, int is_empty) {
     if (*position == at) {
         flyt_ring_take(ring, position);
