@@ -195,7 +195,8 @@ class ExpressLink:
             inflight.last_id = link.last_id
         if link.sent > flow.sent:  # noqa: PLR1730
             flow.sent = link.sent
-        flow.taken = max(flow.taken, link.taken)
+        if link.taken > flow.taken:  # noqa: PLR1730
+            flow.taken = link.taken
         flow.heard = max(flow.heard, link.heard / 1e9)
         for number in range(link.first, link.first + link.count):
             note = link.note[number % NOTES]

@@ -85,7 +85,8 @@ class WaitingRoom:
 
     def _turn(self, ready: Callable[[], bool], pending: Pending | None) -> bool:
         """Wait for something once, and look; whether ``ready()`` holds."""
-        leads, further_out = False, 0
+        leads = slept = False
+        further_out = 0
         holds = self._lock.is_held
         try:
             with self._lock:
@@ -93,8 +94,8 @@ class WaitingRoom:
                 # Who leads looks when something has come, all others now.
                 leads = self._takes_the_lead(holds)
                 if leads and ready():  # not before: who leads is told of what others read
-                    self._step_down(further_out)
-                    leads = False
+                    self._leading, leads = further_out, False
+                    self._pass_on(further_out)
                 if not leads and self._look(ready):
                     self._hand_over()  # an heir may find its own answer before it leads
                     return True
@@ -102,7 +103,7 @@ class WaitingRoom:
                     pending.event = pending.event or threading.Event()
                     self._has_followers = True
             if leads:
-                self._listen()
+                slept = self._listen()
             elif pending is not None and (event := pending.event) is not None:
                 self._follow(pending, event)
             else:
@@ -110,29 +111,33 @@ class WaitingRoom:
             if not leads:
                 return False
             with self._lock:
-                self._step_down(further_out)
-                leads = False
+                self._leading, leads = further_out, False  # at once: an interrupt finds it so
                 try:
+                    if slept:  # not sooner: the sleep may be that of who has taken the lead since
+                        self._wire.wake_up()
+                    self._pass_on(further_out)
                     return self._look(ready)
                 finally:
                     self._hand_over()
         except BaseException:  # KeyboardInterrupt: the others need a leader all the same
             while leads:
                 with contextlib.suppress(KeyboardInterrupt), self._lock:
-                    self._step_down(further_out)
-                    leads = False
+                    self._leading, leads = further_out, False
+                    self._pass_on(further_out)
                     self._drain()
                     self._hand_over()
             raise
 
     def _takes_the_lead(self, holds: bool) -> bool:
-        """Under the lock; ``holds``: this thread has held it before. Who leads already, or can't
-        read before that is given back, is further out."""
+        """Under the lock; ``holds``: this thread has held it before. Whoever leads already is this
+        thread itself, further out, or can't read until this thread gives the lock back."""
         me = get_ident()
-        if self._closed or not (holds or self._leading in (0, me)):
+        may_lead = holds or self._leading in (0, me)
+        if may_lead:
+            self._calm()
+        if self._closed or not may_lead:
             return False
-        self._leading = me
-        self._calm()
+        self._leading = me  # last: an interrupt before it leaves no leader that is none
         return True
 
     def stir(self) -> None:
@@ -165,16 +170,17 @@ class WaitingRoom:
             raise
         event.clear()
 
-    def _listen(self) -> None:
+    def _listen(self) -> bool:
+        """Wait for something; whether the other side was told of a sleep."""
         came = self._wire.spin()
         if came is None:
             came = self._ask_descriptors()
         if came:
-            return
+            return False
         if self._wire.fall_asleep() and not self._poll(self._step):
             with self._lock:
                 self._wire.nudge()
-        self._wire.wake_up()
+        return True
 
     def _ask_descriptors(self) -> bool:
         if is_polite():
@@ -196,19 +202,19 @@ class WaitingRoom:
         self._spare.append(poll)
         return came
 
-    def _step_down(self, further_out: int) -> None:
-        """Under the lock; who leads from here on has to look: what was read may be its own."""
-        self._leading = further_out
+    def _pass_on(self, further_out: int) -> None:
+        """Under the lock, by who leads no more. Who leads instead has to look: what was read may be
+        its own."""
         if further_out:
             self.stir()
-        elif self._left is not None:  # since it leads the connection was closed
+        elif self._left is not None:  # since it led the connection was closed
             os.close(self._wake)
             self._left.set()
         else:
             self._calm()
 
     def _calm(self) -> None:
-        if self._stirred:
+        if self._stirred and not self._closed:
             self._stirred = False
             os.eventfd_read(self._wake)
 

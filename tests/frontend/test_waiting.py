@@ -103,6 +103,47 @@ def test_a_call_while_its_thread_holds_the_lock(
     assert background.finish() == [None]
 
 
+@pytest.mark.parametrize("function", ["_calm", "_pass_on"])
+def test_an_interrupt_as_it_takes_the_lead_or_steps_down(
+    connection: Connection, server: Any, function: str
+) -> None:
+    """A signal's that another thread got. It leaves no leader that is none."""
+    room = connection.room
+    pending = connection.submit(m.Ping)
+    server.answer(*server.take())
+
+    def interrupted(*_: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(room, function, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            connection.wait(pending)
+    assert not room.is_led
+    connection.wait(pending)
+    assert connection.submit(m.Ping).id == pending.id + 1
+
+
+@pytest.mark.usefixtures("in_time")
+def test_who_stops_leading_ends_nobody_elses_sleep(
+    connection: Connection, background: Any, led: tuple[Pending, Any], server: Any
+) -> None:
+    """That of a call by who holds the lock, and has taken the lead meanwhile."""
+    wire, other = connection._wire, led[0]
+    ended: list[int] = []
+    wake_up = wire.wake_up
+    wire.wake_up = lambda: (ended.append(threading.get_ident()), wake_up())
+    with connection.lock:
+        server.answer(led[1])
+        while not other.done:
+            connection.drain()
+        time.sleep(0.2)  # the leader is awake, and may go on when the lock is given back
+        assert not ended
+    assert background.finish() == [None]
+    assert len(ended) == 1
+
+
 @pytest.mark.parametrize("interrupted", [False, True])
 @pytest.mark.usefixtures("in_time")
 def test_a_wake_up_that_an_inner_call_has_taken_is_given_back(
