@@ -213,7 +213,7 @@ def test_without_room_a_case_gives_back_what_it_had() -> None:
     assert runtime.blocks == 0
 
 
-@pytest.mark.parametrize("sizes", [(1, 7, 8, 9, 9), (64, 3, 64)])
+@pytest.mark.parametrize("sizes", [(1, 7, 8, 9, 9), (64, 3, 64), (64, 3) * 200])
 def test_the_reference_changes_in_every_byte(sizes: tuple[int, ...]) -> None:
     reference = Reference()
     last: dict[int, Any] = {}
